@@ -3,11 +3,10 @@
     python -m benchmarks.several_nodes [--compute-s S] [--only WORDS] [--pairs N] [--quick]
                                        [--check] [--json FILE]
 
-Workers of a node add up their gradients in its memory, and leaders exchange the sums: the default
-average against DistributedDataParallel's all-reduce, and the ordered sum of `--shards` against the
-same sum where every worker exchanges its own. Both sides train the same network in the same
-processes, by turns (blocks ABBA). Nodes are network namespaces with links of a given rate (needs
-root and iproute2); workers wait S seconds a step instead of computing.
+The ordered sum of `--shards`: workers of a node add up their gradients in its memory, and leaders
+exchange the sums; on the other side every worker exchanges its own. Both train the same network in
+the same processes, by turns (blocks ABBA). Nodes are network namespaces with links of a given rate
+(needs root, iproute2 and procps); workers wait S seconds a step instead of computing.
 """
 
 import multiprocessing
@@ -20,7 +19,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -33,12 +31,7 @@ from benchmarks.ordered import Step
 from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
-from paceline.gradient_sync.node_average import NodeAverage
-from paceline.gradient_sync.ordered.node_exchange import connect_exchange
 from paceline.gradient_sync.ordered.reduce import OrderedSum
-from paceline.gradient_sync.replica import Replica
-
-Method = Literal["average", "--shards"]
 
 NODES = ((2, 2), (2, 4), (4, 2))
 """How many, and workers of each."""
@@ -71,36 +64,17 @@ class Setting:
     link: int
     """Mbit/s."""
     network: str
-    method: Method
     pairs: int
     compute_s: float
 
     @property
     def title(self) -> str:
         """Name it."""
-        where = f"{self.nodes} x {self.per_node} workers, {self.link} Mbit/s"
-        return f"{self.method}, {where}, {self.network}"
-
-
-def averaged(model: nn.Module, group: Group, *, by_leaders: bool) -> Step:
-    """Make a step of the default average."""
-    replica = Replica(model, group)
-    if by_leaders:
-        exchange = connect_exchange(group, group.world_size, divisor=group.world_size)
-        assert exchange is not None
-        replica.defer_to(NodeAverage(exchange, model))
-    images = torch.zeros(1, requires_grad=True)
-
-    def step() -> None:
-        model.zero_grad()
-        model(images).backward()
-        replica.finish_backward()
-
-    return step
+        return f"{self.nodes} x {self.per_node} workers, {self.link} Mbit/s, {self.network}"
 
 
 def ordered(model: nn.Module, group: Group, *, by_leaders: bool) -> Step:
-    """Make a step of the ordered sum, with a shard for each worker."""
+    """Make a step, with a shard for each worker."""
     if not by_leaders:  # as if every worker had a node of its own
         rank, size = group.rank, group.world_size
         alone = Placement(rank=rank, world_size=size, node_rank=rank, nodes=size)
@@ -121,10 +95,9 @@ def ordered(model: nn.Module, group: Group, *, by_leaders: bool) -> Step:
 
 def contest(setting: Setting, group: Group) -> tuple[Side, Side, bool]:
     """Run both sides by turns; say whether their sums have the same bits. Collective."""
-    make = averaged if setting.method == "average" else ordered
     shape = NETWORKS[setting.network]()
     models = [Emulated(shape, setting.compute_s, group.rank) for _ in range(2)]
-    steps = [make(m, group, by_leaders=not place) for place, m in enumerate(models)]
+    steps = [ordered(m, group, by_leaders=not place) for place, m in enumerate(models)]
     for step in steps:
         for _ in range(_FIRST_STEPS):
             step()
@@ -243,21 +216,18 @@ def main() -> int:
     sizes = ", ".join(f"{make().bytes / 1e6:.1f} MB" for make in NETWORKS.values())
     remarks = [f"gradients of {sizes}; {arguments.compute_s:g} s of emulated computation a step"]
     report = Report(name="several_nodes", remarks=remarks)
-    methods: tuple[Method, ...] = ("average", "--shards")
     for setting in [
         Setting(
             nodes=nodes,
             per_node=per_node,
             link=link,
             network=network,
-            method=method,
             pairs=2 if arguments.quick else arguments.pairs,
             compute_s=arguments.compute_s,
         )
         for nodes, per_node in NODES[: 1 if arguments.quick else None]
         for link in LINKS[1 if arguments.quick else 0 : 2 if arguments.quick else None]
         for network in list(NETWORKS)[: 1 if arguments.quick else None]
-        for method in methods
     ]:
         if all(word in setting.title for word in arguments.only.split(";")):
             ours, theirs, same = measure(setting)

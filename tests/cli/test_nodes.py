@@ -75,8 +75,8 @@ def test_unequal_nodes_over_a_network(hosts: tuple[str, str], paceline: Paceline
     assert [w["interface"] for w in workers] == [hosts[0], hosts[0], hosts[1]]
     assert [w["address"] for w in workers] == [ADDRESSES[0], ADDRESSES[0], ADDRESSES[1]]
     ours, theirs = summary(run), summary(paceline.directory / "usual")
-    # Three gradients have one order, in the memory of one node and of two.
-    assert ours["weights_sha256"] == theirs["weights_sha256"]
+    # Three gradients have another order where two of them meet in a node's memory.
+    assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-4)
     assert ours["samples_seen"] == theirs["samples_seen"]
 
 

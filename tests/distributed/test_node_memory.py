@@ -17,7 +17,8 @@ from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.distributed.node_memory import NodeMemory, connect_node, runs_of
 from paceline.errors import InfrastructureError
-from tests.support.ranks import mapped_files, on_nodes, run_ranks
+from tests.support.nodes import on_nodes
+from tests.support.ranks import mapped_files, run_ranks
 
 pytestmark = [
     pytest.mark.ranks,
@@ -216,7 +217,7 @@ def test_nodes_are_runs_of_ranks(node_of: list[int], runs: list[range] | None) -
 
 def test_workers_of_two_nodes_meet_on_each() -> None:
     def body(group: Group) -> list[int]:
-        memory = connect_node(on_nodes(group, (2, 1)), 60.0)
+        memory = connect_node(on_nodes(group, (2, 1)), 60.0, several=True)
         assert memory is not None
         blocks = memory.share(8)
         blocks[memory.ranks.index(group.rank)].fill_(group.rank)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paceline.distributed.group import Group
+from paceline.distributed.node_memory import connect_node
 from paceline.gradient_sync.node_average import NodeAverage
-from paceline.gradient_sync.ordered.node_exchange import connect_exchange
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.gradient_sync.replica import Replica
 from tests.support.branches import bits, gradients
@@ -102,9 +102,9 @@ def approximately(group: Group, _model: nn.Module) -> PowerSGD:
 
 
 def in_memory(group: Group, model: nn.Module) -> NodeAverage:
-    exchange = connect_exchange(group, group.world_size, divisor=group.world_size)
-    assert exchange is not None
-    return NodeAverage(exchange, model)
+    memory = connect_node(group)
+    assert memory is not None
+    return NodeAverage(memory, model)
 
 
 def averaged_by(

@@ -16,7 +16,8 @@ from paceline.errors import InfrastructureError
 from paceline.gradient_sync.ordered.reduce import OrderedSum
 from paceline.launch.errors.failures import is_lost_peer
 from tests.launch.waiting import until
-from tests.support.ranks import RankError, mapped_files, on_nodes, run_ranks
+from tests.support.nodes import on_nodes
+from tests.support.ranks import RankError, mapped_files, run_ranks
 from tests.support.shards import fresh_net, run_step
 
 _MOST_S = 0.1

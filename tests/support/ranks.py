@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -112,20 +112,6 @@ def group_of(rank: int, world_size: int, store: Path) -> Iterator[Group]:
     finally:
         if dist.is_initialized():  # a test of joining and leaving has left it already
             dist.destroy_process_group()
-
-
-def on_nodes(group: Group, sizes: Sequence[int]) -> Group:
-    """Give the group as if its workers were on nodes of these sizes, in rank order."""
-    node = next(n for n in range(len(sizes)) if group.rank < sum(sizes[: n + 1]))
-    placement = Placement(
-        rank=group.rank,
-        world_size=group.world_size,
-        local_rank=group.rank - sum(sizes[:node]),
-        local_world_size=sizes[node],
-        node_rank=node,
-        nodes=len(sizes),
-    )
-    return Group(placement, group.device, group.backend)
 
 
 def mapped_files() -> set[str]:

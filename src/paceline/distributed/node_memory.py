@@ -44,19 +44,22 @@ _DESCRIPTOR = b"m"
 """What comes with the descriptor of shared memory."""
 
 
-def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | None":
+def connect_node(
+    group: Group, timeout_s: float | None = None, *, several: bool = False
+) -> "NodeMemory | None":
     """Connect the workers of each node, with tensors in its main memory. Collective.
 
     Args:
         group: All workers.
         timeout_s: Seconds without a message from a worker after which waiting for it is an error;
             by default as for all that the group does.
+        several: Whether there may be several nodes, of which each has memory of its own.
 
     Returns:
         None on every worker where those of some node can't share memory (accelerators, containers
-        with networks of their own, another system than Linux), where nodes have one worker each or
-        their ranks don't follow each other, or where the backend has ways of its own within a node:
-        MPI, SageMaker's.
+        with networks of their own, another system than Linux), where there are more nodes than
+        there may be, or they have one worker each, or ranks that don't follow each other, or where
+        the backend has ways of its own within a node: MPI, SageMaker's.
     """
     if group.has_few_operations:
         return None
@@ -68,15 +71,18 @@ def connect_node(group: Group, timeout_s: float | None = None) -> "NodeMemory | 
         names = group.gather_texts(name)
         places = group.gather_rows(torch.tensor([group.placement.node_rank]))
         nodes = runs_of(places[:, 0].tolist())
+        nodes = None if nodes is not None and len(nodes) > 1 and not several else nodes
         peers: dict[int, socket.socket] | None = None
         if listener is not None and nodes is not None and all(names):
-            peers = _meet(group.rank, _node_of(group.rank, nodes), listener, names)
-        everyone = group.gather_rows(torch.tensor([peers is not None], dtype=torch.uint8))
-    if everyone.all() and peers is not None and nodes is not None:
+            peers = _reach(group.rank, _node_of(group.rank, nodes), names)
+        # Nobody waits for one who can't come.
+        if _is_true_of_all(group, peers is not None) and listener and peers is not None and nodes:
+            peers = _admit(peers, len(_node_of(group.rank, nodes)) - 1, listener)
+        is_connected = _is_true_of_all(group, peers is not None)
+    if is_connected and peers is not None and nodes is not None:
         patience_s = group_timeout().total_seconds() if timeout_s is None else timeout_s
         return NodeMemory(group.rank, nodes, peers, patience_s)
-    for peer in (peers or {}).values():
-        peer.close()
+    _close(peers or {})
     return None
 
 
@@ -93,6 +99,10 @@ def runs_of(node_of: Sequence[int]) -> list[range] | None:
     runs = [range(*pair) for pair in pairwise([*starts, len(node_of)])]
     is_split = len(runs) > len(set(node_of))
     return None if is_split or max(map(len, runs)) == 1 else runs
+
+
+def _is_true_of_all(group: Group, own: bool) -> bool:
+    return bool(group.gather_rows(torch.tensor([own], dtype=torch.uint8)).all())
 
 
 def _node_of(rank: int, nodes: Sequence[range]) -> range:
@@ -140,10 +150,8 @@ def _made(size: int) -> int:
     return made
 
 
-def _meet(
-    own_rank: int, ranks: range, listener: socket.socket, names: Sequence[str]
-) -> dict[int, socket.socket] | None:
-    """Connect to a node's lower ranks, let its higher ones come; None if one can't be met."""
+def _reach(own_rank: int, ranks: range, names: Sequence[str]) -> dict[int, socket.socket] | None:
+    """Connect to a node's lower ranks; None if one can't be reached."""
     peers: dict[int, socket.socket] = {}
     try:
         for rank in range(ranks.start, own_rank):
@@ -152,7 +160,18 @@ def _meet(
             peer.settimeout(_CONNECT_S)
             peer.connect(f"\0{names[rank]}")
             peer.sendall(_RANK.pack(own_rank))
-        while len(peers) < len(ranks) - 1:
+    except OSError:
+        _close(peers)
+        return None
+    return peers
+
+
+def _admit(
+    peers: dict[int, socket.socket], number: int, listener: socket.socket
+) -> dict[int, socket.socket] | None:
+    """Let a node's higher ranks come until there are so many peers; None if one doesn't."""
+    try:
+        while len(peers) < number:
             peer, _ = listener.accept()
             peer.settimeout(_CONNECT_S)
             # Names are readable by other users of the machine: they may not come.
@@ -164,10 +183,14 @@ def _meet(
             else:
                 peer.close()
     except OSError:
-        for peer in peers.values():
-            peer.close()
+        _close(peers)
         return None
     return peers
+
+
+def _close(peers: Mapping[int, socket.socket]) -> None:
+    for peer in peers.values():
+        peer.close()
 
 
 @final
@@ -190,6 +213,7 @@ class NodeMemory:
         """Ranks of each node's workers."""
         self.ranks = _node_of(rank, nodes)
         """Of this node's workers."""
+        self.workers = len(self.ranks)
         self._peers = dict(peers)
         self._timeout_s = timeout_s
         self._unread: list[tuple[int, bytes]] = []
@@ -273,8 +297,7 @@ class NodeMemory:
 
     def close(self) -> None:
         """Leave the others. Local to the worker; memory stays as long as tensors of it."""
-        for peer in self._peers.values():
-            peer.close()
+        _close(self._peers)
         self._peers = {}
         for waiting in self._descriptors.values():
             while waiting:

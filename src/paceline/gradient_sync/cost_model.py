@@ -256,14 +256,14 @@ def _averaged(
     """All-reduce of buckets, each in full or in half as many bytes, or the ordered exchange."""
     half = method.sync in ("bf16", "fp16")
     share = 0.5 if half else 1.0
-    between = cluster if half else cluster.between
     end_s = 0.0
     for bucket in buckets(compute.gradients, compute.bucket_bytes):
         size = bucket.bytes * share
         if method.sync == "ordered":
+            between = cluster.between
             takes_s = between.all_to_all_s(size) + between.all_gather_s(size)
         else:
-            takes_s = between.all_reduce_s(size)
+            takes_s = cluster.all_reduce_s(size)
         # A bucket starts when it is ready and the one before has ended.
         end_s = max(bucket.at_s, end_s) + takes_s
     codec = PASSES["bf16"] * compute.gradient_bytes / machine.memory_bytes_per_s if half else 0.0

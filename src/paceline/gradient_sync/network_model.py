@@ -38,12 +38,12 @@ class Cluster:
     step."""
 
     shares_memory: bool = False
-    """Whether the workers of a node add up in its memory, and one for each of its slices exchanges
-    the sums with other nodes."""
+    """Whether with `--shards` the workers of a node add up in its memory, and one for each of its
+    slices exchanges the sums with other nodes."""
 
     @property
     def between(self) -> "Cluster":
-        """What exchanges gradients in full."""
+        """What exchanges the sums of `--shards`."""
         return replace(self, per_node=1) if self.shares_memory else self
 
     @property

@@ -1,4 +1,4 @@
-"""Gradients averaged in the memory that the workers of each node share."""
+"""Gradients averaged in the memory that the workers of a node share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from paceline.distributed.node_memory import NodeMemory
 from paceline.gradient_sync.buckets import Bucket, Layout, bucket_bytes, lay_out
+from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange
 from paceline.gradient_sync.ordered.reduction_tree import Node
 
@@ -23,17 +25,18 @@ class _Named:
 
 @final
 class NodeAverage:
-    """Averages a model's gradients over all workers, in the memory that those of a node share.
+    """Averages a model's gradients over the workers of one node, whose tensors are in its memory.
 
     They are added along one tree in the order of the workers, then divided by their number.
     """
 
-    def __init__(self, exchange: NodeExchange, module: nn.Module) -> None:
+    def __init__(self, memory: NodeMemory, module: nn.Module) -> None:
         """Args:
-        exchange: Of as many shards as workers, whose sums it divides by that; this object's own.
+        memory: What the workers share; this object's own.
         module: Whose gradients come.
         """
-        self._exchange = exchange
+        self._rank, self._workers = memory.rank, memory.workers
+        self._exchange = NodeExchange(memory, memory.workers, divisor=memory.workers)
         self._module = module
         self._names: list[str] = []
         """Of the parameters that are trained, in the order of the module."""
@@ -79,7 +82,7 @@ class NodeAverage:
         views = dict(zip(named.names, flat.views, strict=True))
         places = [views[name] for name in gradients]
         torch._foreach_copy_(places, list(gradients.values()))
-        named.bucket.tree.push(Node(0, self._exchange.rank), flat)
+        named.bucket.tree.push(Node(0, self._rank), flat)
         self._exchange.send(named.bucket, named.layout)
         self._left.append(named)
 
@@ -118,7 +121,7 @@ class NodeAverage:
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
         """Count what one worker would send for gradients of these parameters."""
-        return self._exchange.wire_bytes(sum(tensor.nbytes for tensor in tensors))
+        return ring_bytes(sum(tensor.nbytes for tensor in tensors), self._workers)
 
     def _cut(self, names: Sequence[str]) -> list[_Named]:
         """Put parameters into buckets in shared memory, and let go of those before. Collective."""
@@ -126,18 +129,10 @@ class NodeAverage:
             named.bucket.free()
         self._exchange.reset()
         own = dict(self._module.named_parameters())
-        exchange, parameters = self._exchange, [own[name] for name in names]
-        total, slices = sum(p.nbytes for p in parameters), exchange.slices
-        most = bucket_bytes(total, slices, exchange.peers, by_memory=True)
-        layout = lay_out(
-            parameters,
-            range(len(names))[::-1],
-            most,
-            slices,
-            exchange.workers,
-            within_node=exchange.within_node,
-        )
-        exchange.prepare(layout)
+        parameters, workers = [own[name] for name in names], self._workers
+        most = bucket_bytes(sum(p.nbytes for p in parameters), workers, workers, by_memory=True)
+        layout = lay_out(parameters, range(len(names))[::-1], most, workers, workers)
+        self._exchange.prepare(layout)
         return [
             _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)
             for bucket in layout.buckets

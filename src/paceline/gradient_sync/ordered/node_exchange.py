@@ -21,12 +21,11 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from paceline.distributed.group import Group
-from paceline.distributed.node_memory import NodeMemory, connect_node
+from paceline.distributed.node_memory import NodeMemory
 from paceline.distributed.work_division import Division
 from paceline.errors import InfrastructureError
 from paceline.gradient_sync.buckets import Bucket, Layout, rounded_up
-from paceline.gradient_sync.ordered.exchange import Exchange, Piece, connect_leaders
+from paceline.gradient_sync.ordered.exchange import Exchange, Piece
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum, additions, roots
 
 _READY, _SUMMED, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED, _LOST = b"rsefEFl"
@@ -60,22 +59,6 @@ class _Slice(NamedTuple):
     """For the exchange with other nodes."""
     most: int
     """Elements that travel at once."""
-
-
-def connect_exchange(group: Group, shards: int, *, divisor: int = 1) -> "NodeExchange | None":
-    """Connect workers by the memory of their nodes. Collective; None as with `connect_node`.
-
-    Args:
-        group: All workers.
-        shards: How many shards a step has.
-        divisor: What sums are divided by.
-    """
-    memory = connect_node(group)
-    if memory is None:
-        return None
-    leaders = connect_leaders(group, memory.nodes) if len(memory.nodes) > 1 else None
-    across = Exchange(group, shards, leaders) if leaders is not None else None
-    return NodeExchange(memory, shards, across, divisor=divisor)
 
 
 @final
@@ -168,11 +151,12 @@ class NodeExchange:
 
     def poll(self) -> None:
         """Add up what is there. Doesn't block."""
-        if self._waiting:
-            self._receive()
-        if self._travelling:
+        if self._across is not None and (self._waiting or self._travelling):
             with self._heard_by_all():
+                self._receive()
                 self._publish(within_s=0)
+        elif self._waiting:
+            self._receive()
 
     def finish(self, failure: int) -> bool:
         """Wait until all sums are complete. Collective.

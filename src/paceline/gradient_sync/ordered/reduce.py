@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.group import Group
+from paceline.distributed.node_memory import connect_node
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
 from paceline.gradient_sync.name_list import list_names
-from paceline.gradient_sync.ordered.exchange import Exchange
-from paceline.gradient_sync.ordered.node_exchange import NodeExchange, connect_exchange
+from paceline.gradient_sync.ordered.exchange import Exchange, connect_leaders
+from paceline.gradient_sync.ordered.node_exchange import NodeExchange
 from paceline.gradient_sync.ordered.reduction_tree import Node
 
 _KEPT = 2
@@ -351,8 +352,13 @@ class OrderedSum:
 
 
 def _connect(group: Group, shards: int) -> Exchange | NodeExchange:
-    """Connect the workers: by memory where all share a node's. Collective."""
-    return connect_exchange(group, shards) or Exchange(group, shards)
+    """Connect the workers, those of a node by its memory. Collective."""
+    memory = connect_node(group, several=True)
+    if memory is None:
+        return Exchange(group, shards)
+    leaders = connect_leaders(group, memory.nodes) if len(memory.nodes) > 1 else None
+    across = None if leaders is None else Exchange(group, shards, leaders)
+    return NodeExchange(memory, shards, across)
 
 
 def _order_of(rows: Tensor, names: Sequence[str]) -> list[int] | None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
+from paceline.distributed.node_memory import connect_node
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.node_average import NodeAverage
-from paceline.gradient_sync.ordered.node_exchange import connect_exchange
 from paceline.training.context import TrainingContext
 from paceline.training.optimizer_step import describe_unused
 from paceline.training.sync.base import GradientSync
@@ -40,10 +40,9 @@ class ReplicaSync(GradientSync):
     def share_memory(self) -> None:
         """Average in memory where all workers are on one node, and have no GPUs. Collective."""
         for replica in self.replicas:
-            workers = self._workers
-            exchange = connect_exchange(self.context.group, workers, divisor=workers)
-            if exchange is not None:
-                averager = NodeAverage(exchange, replica.module)
+            memory = connect_node(self.context.group)
+            if memory is not None:
+                averager = NodeAverage(memory, replica.module)
                 replica.defer_to(averager)
                 self._in_memory.append(averager)
 

@@ -1,7 +1,7 @@
 """A training that a cluster is to start: what every kind of cluster needs to know of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from paceline.errors import UsageError
@@ -76,27 +76,21 @@ class ClusterJob:
     """The working directory, absolute."""
     run_dir: str
     """As the command has it: relative to the working directory, or absolute."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set for the command."""
     shared: bool = False
     """Whether others may read the run directory, where it is made before the command runs."""
     resume: bool = False
     """Resume what the run directory holds, if it holds a training."""
 
 
-def environment_for(
-    job: ClusterJob, environment: Mapping[str, str], options: type
-) -> dict[str, str]:
+def environment_for(environment: Mapping[str, str], options: type) -> dict[str, str]:
     """Give the environment of a job that inherits this process's.
 
     Without the options that chose the cluster: the nodes would submit the training themselves.
 
     Args:
-        job: The training, whose own variables count.
         environment: Of this process.
         options: The dataclass of the launcher's options.
     """
     said_here = {option.name for part in (ClusterOptions, options) for option in fields(part)}
     dropped = {f"PACELINE_{name.upper()}" for name in (*said_here, "on", "workers", "max_restarts")}
-    kept = {name: value for name, value in environment.items() if name not in dropped}
-    return kept | dict(job.environment)
+    return {name: value for name, value in environment.items() if name not in dropped}

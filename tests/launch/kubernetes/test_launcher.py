@@ -35,7 +35,6 @@ EVERYTHING: dict[str, Any] = {
 ASKED: dict[str, Any] = {
     "gpus_per_node": 4,
     "time_limit_s": 3600.0,
-    "environment": {"NCCL_DEBUG": "INFO"},
 }
 
 

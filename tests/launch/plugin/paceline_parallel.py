@@ -48,7 +48,7 @@ class ParallelLauncher(Launcher):
     def submit(self, job: ClusterJob, stop: StopRequests) -> "ParallelJob":
         """Start the processes, which write to a file each."""
         words = self._command(job)
-        here = environment_for(job, os.environ, ParallelOptions)
+        here = environment_for(os.environ, ParallelOptions)
         place = {"PET_NNODES": job.nodes, "PET_NPROC_PER_NODE": job.workers or "auto"}
         place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": free_port()}
         nodes, outputs = [], [job.directory / f"{job.name}-{n}.log" for n in range(job.nodes)]

@@ -83,9 +83,7 @@ def all_faults(shape: Shape, content: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [NEEDED, EVERYTHING], ids=["needed", "everything"])
-@pytest.mark.parametrize(
-    "job", [{}, {"environment": {"A": "b"}, "time_limit_s": 3600.0, "max_restarts": 0}]
-)
+@pytest.mark.parametrize("job", [{}, {"time_limit_s": 3600.0, "max_restarts": 0}])
 def test_aws_knows_every_field(
     job: dict[str, Any], options: dict[str, Any], operation: Shape
 ) -> None:

@@ -81,9 +81,7 @@ def written(job: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"gpu_type": "L4"}])
-@pytest.mark.parametrize(
-    "job", [{}, {"environment": {"A": "b"}, "time_limit_s": 60.0, "image": None, "workers": 2}]
-)
+@pytest.mark.parametrize("job", [{}, {"time_limit_s": 60.0, "image": None, "workers": 2}])
 def test_every_field_is_skypilots(job: dict[str, Any], options: dict[str, Any]) -> None:
     assert written(job, options)["num_nodes"] == 2
 

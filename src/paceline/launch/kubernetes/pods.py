@@ -157,7 +157,7 @@ def variables(submission: Submission) -> list[Plain]:
     own = {"PYTHONUNBUFFERED": "1"}
     if submission.options.kubernetes_user is not None:
         own["HOME"] = "/tmp"  # the image knows no such user
-    return [{"name": n, "value": v} for n, v in (own | dict(submission.job.environment)).items()]
+    return [{"name": n, "value": v} for n, v in own.items()]
 
 
 def exit_codes() -> Manifest:

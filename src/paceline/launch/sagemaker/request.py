@@ -167,8 +167,6 @@ def _optional(submission: Submission) -> dict[str, Plain]:
     wanted: dict[str, Plain] = {}
     if job.max_restarts:
         wanted["RetryStrategy"] = {"MaximumRetryAttempts": min(job.max_restarts, _MOST_RETRIES)}
-    if job.environment:
-        wanted["Environment"] = dict(job.environment)
     if options.vpc_subnet:
         wanted["VpcConfig"] = {
             "Subnets": options.vpc_subnet,

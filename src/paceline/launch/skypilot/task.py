@@ -31,8 +31,6 @@ def task(job: ClusterJob, options: SkypilotOptions, name: str, submission: str) 
         "resources": _resources(job, options),
         "workdir": str(job.directory),
     }
-    if job.environment:
-        written["envs"] = dict(job.environment)
     if options.keep_in:
         # MOUNT_CACHED alone can rename a directory, by which a snapshot becomes whole
         mount: dict[str, Plain] = {"source": options.keep_in, "mode": "MOUNT_CACHED"}

@@ -54,7 +54,7 @@ class SlurmLauncher(Launcher):
         if job.command[1:2] and job.command[1] in _BEGINNING:
             run.refuse_to_overwrite()
         _advise(run)
-        job_id = _hand_over(submission, run, job_environment(job, os.environ))
+        job_id = _hand_over(submission, run, job_environment(os.environ))
         submitted = SlurmJob(job_id, run, sys.executable)
         workers = plural(workers_per_node(job), "worker")
         print(
@@ -64,16 +64,15 @@ class SlurmLauncher(Launcher):
         return submitted
 
 
-def job_environment(job: ClusterJob, environment: Mapping[str, str]) -> dict[str, str]:
+def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Give sbatch's environment, which becomes the job's.
 
     Without what another job has left there, whose sizes would count for this one.
 
     Args:
-        job: The training.
         environment: Of this process.
     """
-    kept = environment_for(job, environment, SlurmOptions)
+    kept = environment_for(environment, SlurmOptions)
     return {n: v for n, v in kept.items() if n in _KEPT or not n.startswith("SLURM_")}
 
 

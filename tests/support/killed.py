@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 
 from paceline.distributed.group import Group
@@ -48,7 +49,7 @@ def kill_at_random(seed: int, place: Path, sizes: Sequence[int] = (3,)) -> list[
             os._exit(0)
         before = mapped_files()
         model = fresh_net()
-        ordered = OrderedSum(on_nodes(group, sizes), 8)
+        ordered = OrderedSum(on_nodes(group, sizes), 8, bucket_bytes=2000)
         run_step(ordered, model)
         assert mapped_files() <= before  # so that nothing can be left
         group.barrier()
@@ -62,7 +63,9 @@ def kill_at_random(seed: int, place: Path, sizes: Sequence[int] = (3,)) -> list[
             _train_on(ordered, model)
         assert is_lost_peer(type(found.value).__name__, str(found.value))
         (missed / str(group.rank)).write_text(repr(time.monotonic()))
-        os._exit(1)  # as after any error
+        ordered.release()  # as after any error
+        dist.destroy_process_group()
+        os._exit(1)
 
     with pytest.raises(RankError):
         run_ranks(workers, body)

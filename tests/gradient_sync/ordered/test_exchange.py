@@ -1,6 +1,7 @@
 """Partial sums of several workers become the sum that one process computes, bit by bit."""
 
 import gc
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -13,9 +14,9 @@ from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.gradient_sync.buckets import ALIGNMENT
-from paceline.gradient_sync.ordered.exchange import Exchange
+from paceline.gradient_sync.ordered.exchange import Exchange, connect_leaders
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum
-from tests.support.ranks import run_ranks
+from tests.support.ranks import LIMIT_S, run_ranks
 from tests.support.shards import nested_sum
 
 SPREADS = [(2, 2), (4, 2), (5, 2), (3, 3), (7, 3)]
@@ -92,6 +93,25 @@ def test_a_step_without_buffers_is_complete() -> None:
         return found
 
     assert run_ranks(2, body) == [False, False]
+
+
+@pytest.mark.ranks
+def test_workers_that_leave_within_a_step_dont_wait_for_each_other() -> None:
+    """One is in a second stage that the other hasn't begun, and that in a first one likewise."""
+
+    def body(group: Group) -> float:
+        exchange = Exchange(group, 2, connect_leaders(group, [range(1), range(1, 2)]))
+        held = [start(group, exchange, 2, 1)]
+        if group.rank == 0:
+            held.append(start(group, exchange, 2, 5))
+        else:
+            while not exchange._second:
+                exchange.poll()
+        since = time.monotonic()
+        exchange.release()
+        return time.monotonic() - since
+
+    assert max(run_ranks(2, body)) < 0.5 * LIMIT_S
 
 
 @pytest.mark.ranks

@@ -273,9 +273,11 @@ class Exchange:
         self._pieces.clear()
 
     def release(self) -> None:
-        """Leave the second process group. Local to the worker."""
+        """Leave the process groups of its own. Local to the worker."""
         self.reset()
-        for own in (self._scattering, self._spreading):
+        # Leaving a group waits for what is under way. After an error that may be a first stage that
+        # others never begin, while they wait for a second one of this worker's: so that goes first.
+        for own in (self._spreading, self._scattering):
             if own is not None and dist.is_initialized():
                 dist.destroy_process_group(own)
         self._scattering = self._spreading = None

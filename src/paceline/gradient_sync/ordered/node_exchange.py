@@ -238,10 +238,11 @@ class NodeExchange:
 
     def release(self) -> None:
         """Leave the others. Local to the worker."""
-        self._sums.clear()
         self._memory.close()
         if self._across is not None:
             self._across.release()
+        self._travelling.clear()
+        self._sums.clear()  # last: until here other threads may use what is in them
 
     def _missing(self) -> list[int]:
         """List the workers of this node that have more to send of this step."""

@@ -5,7 +5,7 @@
 
 Both train the same network in the same processes, by turns (blocks ABBA); a step is forward,
 backward, combine and update, with one shard a worker. The workers are hosts of their own (network
-namespaces with links of a given rate; needs root, iproute2 and procps), or share loopback.
+namespaces with links of a given rate; needs root and iproute2), or share loopback.
 Hosts wait instead of computing, as ResNet-50 would for a step of S seconds: as if each had
 processors of its own. With `--compute-s 0` all of them compute on those of this machine, as workers
 on loopback always do.

@@ -6,7 +6,7 @@
 The ordered sum of `--shards`: workers of a node add up their gradients in its memory, and leaders
 exchange the sums; on the other side every worker exchanges its own. Both train the same network in
 the same processes, by turns (blocks ABBA). Nodes are network namespaces with links of a given rate
-(needs root, iproute2 and procps); workers wait S seconds a step instead of computing.
+(needs root and iproute2); workers wait S seconds a step instead of computing.
 """
 
 import multiprocessing
@@ -37,7 +37,7 @@ NODES = ((2, 2), (2, 4), (4, 2))
 """How many, and workers of each."""
 LINKS = (100, 1000, 10000)
 """Mbit/s."""
-NETWORKS: dict[str, Callable[[], Shape]] = {"6 MB": resnet50, "48 MB": lambda: vgg19(thinner=4)}
+NETWORKS: dict[str, Callable[[], Shape]] = {"6 MB": resnet50, "35 MB": lambda: vgg19(thinner=4)}
 _FIRST_STEPS = 26
 """In which the ordered exchange finds out how finely to cut."""
 _WARM_UP = 2

@@ -163,7 +163,7 @@ PROCESS_NAMESPACES = Need(
 )
 NAMESPACES = Need(
     what="network namespaces",
-    programs={"ip": "iproute2", "tc": "iproute2", "sysctl": "procps"},
+    programs={"ip": "iproute2", "tc": "iproute2"},
     attempt=lambda _: why_no_namespaces(),
 )
 PACKET_FILTER = Need(

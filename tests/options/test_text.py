@@ -3,7 +3,15 @@ import sys
 
 import pytest
 
-from paceline.options.text import above_progress, fitted, fitting, line_width, printable, shortened
+from paceline.options.text import (
+    above_progress,
+    clause,
+    fitted,
+    fitting,
+    line_width,
+    printable,
+    shortened,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +29,21 @@ def test_what_a_terminal_obeys_is_shown_instead(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(text).encode()  # by any stream
     assert printable(printable(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Use `wandb login` to log in.", "Use `wandb login` to log in"),
+        (OSError("refused ... \n"), "refused"),
+        ("version 2.13", "version 2.13"),
+        (TimeoutError(), "TimeoutError"),
+        ("first.\nsecond:", "first.\nsecond"),
+        ("", "no message"),
+    ],
+)
+def test_what_somebody_else_says_goes_into_a_sentence(said: object, shown: str) -> None:
+    assert clause(said) == shown
 
 
 def test_words_without_end_are_cut() -> None:

@@ -51,7 +51,7 @@ class ToldSink(Sink):
 
     def _fail(self, method: str) -> None:
         if method in SERVER.fails:
-            raise ConnectionError(f"no {method}: https://me:hunter22@x.example")
+            raise ConnectionError(f"no {method}: https://me:hunter22@x.example.\nmore of it")
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,16 @@ def shortened(text: str) -> str:
     return _LONG_WORD.sub(lambda found: f"{found[0][:_KEPT]}… ({len(found[0]):,} characters)", text)
 
 
+def clause(said: object) -> str:
+    """Give somebody else's message as a part of a sentence of ours: without a full stop at its end.
+
+    Args:
+        said: A message, or an error; an error that says nothing is named by its type.
+    """
+    text = str(said).strip().rstrip(" .:;,")
+    return text or (type(said).__name__ if isinstance(said, BaseException) else "no message")
+
+
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """Break a text into lines without breaking a word, a name with hyphens, or `3.6 %`.
 

@@ -19,6 +19,7 @@ from paceline.distributed.environment import surroundings
 from paceline.errors import UsageError
 from paceline.files import read_json_object, write_json
 from paceline.options.fields import read_dataclass
+from paceline.options.text import clause
 from paceline.results.run_directory import RunDirectory
 from paceline.tracking.base import Row, Sink
 from paceline.tracking.registry import SinkEntry, trackers
@@ -156,8 +157,8 @@ class Follower:
         log("".join(traceback.format_exception(error)), self._name)
         again = "" if is_last else ". It is tried again while the training runs"
         where = f"; more in {self._run.tracker_log}"
-        first_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        self._print(f"{first_line}{again}{where}")
+        first_line = str(error).strip().partition("\n")[0]
+        self._print(f"{clause(first_line or error)}{again}{where}")
         self.close()
         self._retry_at_s = time.monotonic() + self._retry_s
         self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)

@@ -70,8 +70,8 @@ def download_weights(model: str, report: Report = lambda text: None) -> Mapping[
         except (OSError, RuntimeError) as error:
             raise DataError(
                 f"the ImageNet weights of {model} could not be downloaded ({clause(error)}). By "
-                f"hand: download {url} and put it into {cache}, or name it with --weights {path.name}; "
-                "--weights none starts from random weights"
+                f"hand: download {url} and put it into {cache}, or name it with --weights "
+                f"{path.name}; --weights none starts from random weights"
             ) from None
     return read_weights(path)
 

@@ -175,8 +175,8 @@ def check_all_reduce(
     if rate is None or found.seconds is None:
         return said(
             "fault",
-            f"over {found.backend} it failed: {clause(found.problem)}. Mend the faults above first; "
-            "then see docs/reference/backends.md for what the backend needs",
+            f"over {found.backend} it failed: {clause(found.problem)}. Mend the faults above "
+            "first; then see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
         return said(

@@ -125,8 +125,8 @@ def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
     except (PacelineError, KeyboardInterrupt) as failure:
         raise InfrastructureError(
             f"{why}. Then the stack {plan.name} couldn't be deleted: {clause(failure)}. Its nodes "
-            f"stop themselves after {plan.options.max_hours:g} h; paceline aws down --name {plan.name} "
-            "tries again"
+            f"stop themselves after {plan.options.max_hours:g} h; paceline aws down --name "
+            f"{plan.name} tries again"
         ) from error
     if left:
         raise InfrastructureError(f"{why}. This is left of {plan.name}: {', '.join(left)}")

@@ -41,8 +41,8 @@ def callers_network(service: str = ADDRESS_SERVICE) -> str:
         return f"{ipaddress.IPv4Address(text)}/32"
     except (OSError, ValueError) as error:
         raise InfrastructureError(
-            f"your own address couldn't be found through {service} ({clause(error)}): say who may log "
-            "in with --allow-ssh-from"
+            f"your own address couldn't be found through {service} ({clause(error)}): say who may "
+            "log in with --allow-ssh-from"
         ) from error
 
 

@@ -68,7 +68,8 @@ def test_every_tracker_is_driven(site: Path) -> None:
 def test_a_run_and_its_resume_are_one_run_of_the_tracker(
     name: str, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "LIMIT_S", patient(60.0))
+    for limit in ("LIMIT_S", "CONNECT_S"):
+        monkeypatch.setattr(tracking, limit, patient(60.0))
     run, options = begun(tmp_path / "run"), MetricsOptions(tracker=(name,))
 
     def has(cursor: Cursor) -> bool:
@@ -112,8 +113,8 @@ def test_mlflow_goes_on_in_its_first_store_unless_the_user_names_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(package("mlflow", "MLflow"))
-    monkeypatch.setattr(tracking, "LIMIT_S", patient(60.0))
-    monkeypatch.setattr(tracking, "CONNECT_S", patient(60.0))
+    for limit in ("LIMIT_S", "CONNECT_S"):
+        monkeypatch.setattr(tracking, limit, patient(60.0))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for the client that reads it back
     run = begun(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,17 @@ def test_what_is_verified_is_what_the_file_says(
     assert "--config is for the recipe digits" in capsys.readouterr().err
 
 
+def test_a_recipe_in_a_file_is_the_same_by_either_path(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.py").write_text(
+        "import paceline\n\n@paceline.recipe\ndef build():\n    raise NotImplementedError\n"
+    )
+    (tmp_path / "job.toml").write_text(f'recipe = "{tmp_path}/mine.py:build"\n')
+    assert 'recipe = "mine.py:build"' in printed("mine.py:build", "--config", "job.toml")
+
+
 def test_the_batch_of_a_file_is_that_of_one_worker_where_a_study_scales_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,3 +255,7 @@ def test_a_file_for_another_recipe_is_refused(
     )
     assert main(["train", *words, "--print-config"]) == ExitCode.DONE
     assert 'recipe = "mnist"' in capsys.readouterr().out
+    assert main(["resume", str(_GOLDEN.parent), *words]) == ExitCode.USAGE
+    assert "--config is for the recipe mnist, and the command names digits" in (
+        capsys.readouterr().err
+    )

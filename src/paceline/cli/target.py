@@ -22,7 +22,7 @@ from paceline.options.fields import OptionField, OptionValue, pick
 from paceline.recipes.registry import reference_of
 from paceline.runtime.script_options import script_options
 from paceline.training.config import merge, training_options
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
 Own = TypeVar("Own")
 
@@ -115,11 +115,18 @@ def refuse_another(name: str, in_file: str | None, *, is_script: bool) -> None:
     Raises:
         UsageError: It is.
     """
-    if in_file is not None and (is_script or reference_of(in_file) != reference_of(name)):
+    if in_file is None:
+        return
+    # A run.json has the whole path of a recipe's file.
+    if is_script or _whole_reference(in_file) != _whole_reference(name):
         raise UsageError(
             f"--config is for the recipe {in_file}, and the command names {name}: take one of them "
             "out"
         )
+
+
+def _whole_reference(name: str) -> str:
+    return absolute_reference(reference_of(name))
 
 
 def recipe_in_config(tokens: Sequence[str]) -> str | None:

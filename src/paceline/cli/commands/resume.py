@@ -13,7 +13,7 @@ from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, 
 from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
-from paceline.cli.target import file_name
+from paceline.cli.target import file_name, recipe_in_config, refuse_another
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
@@ -90,6 +90,10 @@ def main(tokens: Sequence[str]) -> int:
         where, rest, copies = _fetched(where, rest)
     run = choose_run(where)
     past = PreviousRun.read(run)
+    own, _ = part_script_args(rest)
+    # A recipe's file may have been named from another directory.
+    trained = past.reference if ":" in past.recipe else past.recipe
+    refuse_another(trained, recipe_in_config(own), is_script=past.kind == "script")
     if past.kind == "script":
         return _resume_script(run, past, where, rest, copies)
     recipe = load_recipe(past.reference)

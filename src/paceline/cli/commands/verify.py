@@ -3,7 +3,7 @@
 import random
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.cli.output import check_place
-from paceline.cli.target import list_training_options
+from paceline.cli.target import (
+    list_training_options,
+    merge_layers,
+    recipe_in_config,
+    refuse_another,
+    take_target,
+)
 from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import read_json_object, write_json
@@ -22,13 +28,13 @@ from paceline.launch.worker_count import (
 from paceline.options.command_line import (
     flag,
     note,
-    parse_options,
     part_script_args,
+    read_options,
     refuse_script_args,
     show_help,
-    take_word,
     wants_help,
 )
+from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.figures import listed as in_words
 from paceline.options.figures import plural
@@ -38,7 +44,7 @@ from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
-from paceline.training.config import TrainConfig, TrainRequest, merge
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.verify.launch_commands import (
     LaunchCommand,
@@ -138,7 +144,7 @@ _OPTIONS = (
         group="Verify",
     ),
 )
-_OWN = {option.name for option in _OPTIONS}
+_OWN = {option.name for option in (*_OPTIONS, CONFIG)}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
 _NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
@@ -163,7 +169,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     if "--" in tokens and not names_script and (not own or own[0].startswith("-")):
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
-    target, own = take_word(own, _USAGE, "what to verify")
+    target, own = take_target(own, _USAGE, "what to verify")
     if is_launcher(target):
         raise UsageError(
             f"{target} is no recipe: a launching command comes after --, and options before that: "
@@ -179,12 +185,14 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         show_help(command, _ABOUT, listed, own)
     refuse_script_args(() if is_script else script_args)
     # Settings of the training, without those of this command.
-    given = parse_options(command, _ABOUT, own, listed)
+    found = read_options(command, _ABOUT, own, listed, settled=_NOT_OURS)
+    given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
     if recipe is None:
+        settings = merge_layers(settings, found.of_file(), {})
         request = _script_request(target, settings, script_args)
     else:
-        request = _recipe_request(target, recipe, settings)
+        request = _recipe_request(target, recipe, settings, found.of_file())
     config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
     resume = given.get("resume") is True
@@ -198,8 +206,11 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
     """Read the options that stand before a launching command."""
     listed = _listed_options()
-    given = parse_options("paceline verify", _ABOUT, tokens, listed)
+    refuse_another(command.script, recipe_in_config(tokens), is_script=True)
+    found = read_options("paceline verify", _ABOUT, tokens, listed, settled=_NOT_OURS)
+    given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
+    settings = merge_layers(settings, found.of_file(), {})
     resume = given.get("resume") is True
     workers = _numbers_of(command, str(given.get("workers", "")), single=resume)
     check_machine(max(workers))
@@ -283,7 +294,7 @@ def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[in
 
 def _listed_options(recipe: Recipe | None = None) -> list[OptionField]:
     of_training = list_training_options(recipe, is_script=recipe is None, without=_NOT_OURS)
-    return [*_OPTIONS, *of_training]
+    return [*_OPTIONS, CONFIG, *of_training]
 
 
 def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
@@ -375,14 +386,16 @@ def _script_request(
     )
 
 
-def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue]) -> TrainRequest:
+def _recipe_request(
+    target: str, recipe: Recipe, given: Mapping[str, OptionValue], of_file: Container[str]
+) -> TrainRequest:
     own = {argument.name for argument in recipe.arguments()}
     options = {n: v for n, v in given.items() if n not in own}
     return TrainRequest(
         recipe=target,
         reference=absolute_reference(reference_of(target)),
         arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
-        settings=merge(options, recipe.settings),
+        settings=merge_layers(options, of_file, recipe.settings),
         given=tuple(given),
         run_dir="",
         command=("paceline", "verify", target),

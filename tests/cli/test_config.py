@@ -88,7 +88,7 @@ def test_settings_of_a_script(
 
 
 _OTHERS = {
-    "verify": lambda words: verify._read(words).request.recipe,
+    "verify": lambda words: verify._read(words).training.recipe,
     "scale": lambda words: scale_options.read(words).commands.target,
     "tune": lambda words: tune._read(words).target.name,
 }

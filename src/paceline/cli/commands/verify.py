@@ -155,11 +155,11 @@ def main(tokens: Sequence[str]) -> int:
     own, _ = part_script_args(tokens)
     if wants_help(own) and own[0].startswith("-"):
         show_help(_USAGE, _ABOUT, _listed_options(), own)
-    asked = _read(tokens)
-    request = replace(asked.request, command=("paceline", "verify", *tokens))
-    asked = replace(asked, request=request)
+    request = _read(tokens)
+    training = replace(request.training, command=("paceline", "verify", *tokens))
+    request = replace(request, training=training)
     with scratch_directory() as place:
-        return _verify(asked, place)
+        return _verify(request, place)
 
 
 def _read(tokens: Sequence[str]) -> VerifyRequest:
@@ -200,7 +200,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, count)
-    return _asked(request, config, workers, given)
+    return _request(request, config, workers, given)
 
 
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
@@ -225,20 +225,20 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
         command.script, settings, command.arguments, is_module=command.is_module
     )
     config = TrainConfig.from_settings(request.settings)
-    return _asked(request, config, workers, given, command)
+    return _request(request, config, workers, given, command)
 
 
-def _asked(
-    request: TrainRequest,
+def _request(
+    training: TrainRequest,
     config: TrainConfig,
     workers: tuple[int, ...],
     given: Mapping[str, OptionValue],
     command: LaunchCommand | None = None,
 ) -> VerifyRequest:
-    """Put together what was asked for."""
+    """Put the request together, and check it."""
     tolerance = given.get("tolerance")
-    asked = VerifyRequest(
-        request=request,
+    request = VerifyRequest(
+        training=training,
         config=config,
         workers=workers,
         steps=int(str(given.get("steps", 50))),
@@ -248,7 +248,7 @@ def _asked(
         resume=_resume(given),
         command=command,
     )
-    return _checked(asked)
+    return _checked(request)
 
 
 def _file(name: OptionValue) -> str | None:
@@ -318,32 +318,39 @@ def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _checked(asked: VerifyRequest) -> VerifyRequest:
+def _checked(request: VerifyRequest) -> VerifyRequest:
     """Refuse what would fail after minutes of training only."""
-    shards, most = asked.config.data.shards, max(asked.workers)
+    shards, most = request.config.data.shards, max(request.workers)
     if shards is not None and most > shards:
         raise UsageError(
             f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
             "or fewer workers"
         )
-    if asked.resume is not None and asked.resume.more_args and asked.request.kind == "recipe":
+    if (
+        request.resume is not None
+        and request.resume.more_args
+        and request.training.kind == "recipe"
+    ):
         raise UsageError("--resume-args are for a script: a recipe resumes from its snapshots")
-    if asked.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {asked.steps}")
-    if asked.tolerance is not None and not asked.tolerance >= 0:
-        raise UsageError(f"--tolerance must be at least 0, not {asked.tolerance:g}")
-    for option, name in (("--json", asked.json), ("--html", asked.html)):
+    if request.steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {request.steps}")
+    if request.tolerance is not None and not request.tolerance >= 0:
+        raise UsageError(f"--tolerance must be at least 0, not {request.tolerance:g}")
+    for option, name in (("--json", request.json), ("--html", request.html)):
         if name is not None:
             check_place(option, Path(name))
-    if asked.json is not None:
-        _refuse_other_json(Path(asked.json))
-    if asked.html is not None:
-        if asked.json is not None and Path(asked.json).absolute() == Path(asked.html).absolute():
-            raise UsageError(f"--json and --html both say {asked.html}: give two files")
+    if request.json is not None:
+        _refuse_other_json(Path(request.json))
+    if request.html is not None:
+        if (
+            request.json is not None
+            and Path(request.json).absolute() == Path(request.html).absolute()
+        ):
+            raise UsageError(f"--json and --html both say {request.html}: give two files")
         from paceline.report.verification import check_page_place
 
-        check_page_place(Path(asked.html))
-    return asked
+        check_page_place(Path(request.html))
+    return request
 
 
 def _refuse_other_json(path: Path) -> None:
@@ -403,42 +410,42 @@ def _recipe_request(
     )
 
 
-def _verify(asked: VerifyRequest, place: Path) -> int:
+def _verify(request: VerifyRequest, place: Path) -> int:
     from paceline.verify.text_report import Times
 
-    launcher = VerifyLauncher(asked, place, _is_on_cpu(asked))
+    launcher = VerifyLauncher(request, place, _is_on_cpu(request))
     started_s = time.monotonic()
-    if asked.resume is not None:
-        text, content, launches = _verify_resume(launcher, asked.resume)
+    if request.resume is not None:
+        text, content, launches = _verify_resume(launcher, request.resume)
     else:
         text, content, launches = _verify_counts(launcher)
     times = Times(took_s=time.monotonic() - started_s, launches=launches)
     print(printable(f"{text}\n\n{times.as_text()}"), flush=True)
     _, first = launches[0]
-    return _keep(asked, content | times.as_json(), first)
+    return _keep(request, content | times.as_json(), first)
 
 
-def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
+def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
     """Write what was found to where the user wants it, and give the exit code."""
     code = ExitCode.DONE if content["is_good"] else ExitCode.JOB
     ran = {
-        "target": asked.request.recipe,
-        "command": list(asked.request.command),
+        "target": request.training.recipe,
+        "command": list(request.training.command),
         "directory": str(Path.cwd()),
-        "started_at": asked.request.started_at,
-        "workers": list(asked.workers),
-        "steps": asked.steps,
-        "epochs": asked.epochs,
+        "started_at": request.training.started_at,
+        "workers": list(request.workers),
+        "steps": request.steps,
+        "epochs": request.epochs,
         "paceline": __version__,
         "torch": first.torch,
     }
     found = {**content, "exit_code": int(code), "ran": ran}
-    if asked.json is not None:
-        write_json(Path(asked.json), found)
-    if asked.html is not None:
+    if request.json is not None:
+        write_json(Path(request.json), found)
+    if request.html is not None:
         from paceline.report.verification import write_verification
 
-        write_verification(found, Path(asked.html).absolute())
+        write_verification(found, Path(request.html).absolute())
     return code
 
 
@@ -459,8 +466,8 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
     from paceline.verify.resume import Launches, choose_step, compare_resumed
     from paceline.verify.resume_report import resume_json, resume_text
 
-    asked = launcher.asked
-    (workers,) = asked.workers
+    request = launcher.request
+    (workers,) = request.workers
     # Undisturbed: says how many steps there are, and so where to kill.
     whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
     if whole.failure:
@@ -484,21 +491,21 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
         resumed=resumed,
         kill_at=kill_at,
         saved=tuple(saved),
-        cut_at=asked.steps,
+        cut_at=request.steps,
     )
-    limits = given_limits(LEAST if asked.tolerance is None else asked.tolerance)
+    limits = given_limits(LEAST if request.tolerance is None else request.tolerance)
     found = compare_resumed(launches, limits)
     named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
     return resume_text(found), resume_json(found), named
 
 
-def _is_on_cpu(asked: VerifyRequest) -> bool:
-    dist, command = asked.config.dist, asked.command
+def _is_on_cpu(request: VerifyRequest) -> bool:
+    dist, command = request.config.dist, request.command
     if command is not None and command.asks_for_cpu:
         return True
     # The command may set which GPUs its workers see.
     visible = command.variables.get("CUDA_VISIBLE_DEVICES") if command else None
-    most = max(asked.workers)
+    most = max(request.workers)
     if visible is not None and len([name for name in visible.split(",") if name.strip()]) < most:
         return True
     return count_gpus(dist.device, dist.backend) < most
@@ -517,10 +524,10 @@ def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
         unseen,
     )
 
-    asked = launcher.asked
+    request = launcher.request
     # Phase 1: train on each number of workers.
-    first = launcher.launch(asked.workers[0])
-    counts = () if first.failure else asked.workers[1:]
+    first = launcher.launch(request.workers[0])
+    counts = () if first.failure else request.workers[1:]
     others = [launcher.launch(count) for count in counts]
     launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
     # Indices of data that a script has cut up for its ranks are each rank's own.
@@ -529,9 +536,9 @@ def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
         first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
     # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
     # training, measured by one that is disturbed by a rounding error.
-    limits, yardstick = given_limits(asked.tolerance or 0.0), None
-    if asked.tolerance is None and needs_yardstick(first, others):
-        disturbed = launcher.launch(asked.workers[0], disturbed=True)
+    limits, yardstick = given_limits(request.tolerance or 0.0), None
+    if request.tolerance is None and needs_yardstick(first, others):
+        disturbed = launcher.launch(request.workers[0], disturbed=True)
         launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
         yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
         if not yardstick.differences:
@@ -541,14 +548,14 @@ def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
         note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
     # Phase 3: compare each with the first.
     results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
-    results += map(not_run, asked.workers[1:] if first.failure else ())
+    results += map(not_run, request.workers[1:] if first.failure else ())
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
     )
     outcome = VerifyResult(
         results=tuple(results),
         limits=limits,
-        unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
+        unseen=tuple(unseen([first, *others], limits, cut_at=request.steps, dropout=dropout)),
         yardstick=yardstick,
     )
     return outcome, tuple(launches)

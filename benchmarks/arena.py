@@ -65,6 +65,9 @@ class Gate(BatchSource):
             self._served += 1
             yield batch
 
+    def read_ahead(self, plan: EpochPlan) -> None:
+        self._inner.read_ahead(plan)
+
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         return self._inner.eval_batches(part, parts, batch_size)
 

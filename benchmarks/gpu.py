@@ -4,9 +4,9 @@
 
 The tests that need a GPU; the same bits on 1, 2 and 4 workers that share one; images/s and peak
 memory against a loop written by hand with the same options, on one GPU and on all, and against a
-DDP article's loop; what `--shards` costs; recovery after killed workers. The table (OUTPUT.md) and
-every measurement (OUTPUT.json) are written anew after each part: what was measured is kept,
-whenever it is stopped.
+DDP article's loop; what `--cuda-graphs` gains and `--shards` costs; recovery after killed workers.
+The table (OUTPUT.md) and every measurement (OUTPUT.json) are written anew after each part: what was
+measured is kept, whenever it is stopped.
 """
 
 import signal
@@ -98,6 +98,9 @@ class Plan:
         article = _ARTICLE.tried_out() if self.quick else _ARTICLE
         theirs = replace(article, by="article")
         yield self._against("mnist, fp32, 1 GPU / article's loop", article, theirs, 1)
+        for case in (article, *networks):
+            title = f"{case.network}, {case.precision}, --cuda-graphs on / off"
+            yield self._against(title, replace(case, graphs=True), case, 1)
         yield Part(title="recovery", measure=self.recover)
         for shards in SHARDS[-1:] if self.quick else SHARDS:
             for case in networks:

@@ -58,6 +58,8 @@ class Case:
     network: Network
     precision: Literal["fp32", "bf16"] = "bf16"
     shards: int | None = None
+    graphs: bool = False
+    """With `--cuda-graphs on`."""
     batch: int
     """Samples of each worker in a step."""
     size: int
@@ -89,6 +91,7 @@ class Case:
         mine: Mapping[str, OptionValue] = {
             "precision": self.precision,
             "shards": self.shards,
+            "cuda_graphs": "on" if self.graphs else "off",
             "global_batch": self.batch * workers,
         }
         if self.network == "mnist":

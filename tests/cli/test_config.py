@@ -2,13 +2,16 @@
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from paceline.cli import scale_options
 from paceline.cli.app import main
+from paceline.cli.commands import tune, verify
 from paceline.errors import ExitCode
 from paceline.options.command_line import INTERNAL_VARIABLES
 from paceline.training.config import training_options
@@ -84,7 +87,92 @@ def test_settings_of_a_script(
     assert "job.toml:1: unknown setting 'lr'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["resume", "scale"])
+_OTHERS = {
+    "verify": lambda words: verify._read(words).training.recipe,
+    "scale": lambda words: scale_options.read(words).commands.target,
+    "tune": lambda words: tune._read(words).target.name,
+}
+
+
+@pytest.mark.parametrize("command", _OTHERS)
+def test_a_file_names_the_recipe_for_other_commands_as_well(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--config", "job.toml")
+    lines = ('recipe = "synthetic"', "global-batch = 24", "size = 8", 'name = "mine"')
+    Path("job.toml").write_text("\n".join(lines))
+    assert _OTHERS[command](words) == "synthetic"
+    # What the command settles itself is said to have no effect.
+    assert f"job.toml:4: name has no effect on paceline {command}" in capsys.readouterr().err
+    assert main([command, "digits", *words]) == ExitCode.USAGE
+    assert "--config is for the recipe synthetic, and the command names digits" in (
+        capsys.readouterr().err
+    )
+    # What belongs to whole trainings is left out of measurements.
+    assert _OTHERS[command](("--config", str(_GOLDEN))) == "digits"
+    said = capsys.readouterr().err
+    assert ("epochs has no effect without --" in said) == (command != "verify")
+    assert "which settles it" not in said
+    Path("mine.py").touch()
+    assert main([command, "mine.py", *words]) == ExitCode.USAGE
+    assert "and the command names mine.py" in capsys.readouterr().err
+    Path("job.toml").write_text("epoch = 3")
+    assert main([command, *words]) == ExitCode.USAGE
+    assert " is missing. Usage: " in capsys.readouterr().err
+    assert main([command, "digits", *words]) == ExitCode.USAGE
+    assert "job.toml:1: unknown setting 'epoch'. Did you mean 'epochs'?" in capsys.readouterr().err
+
+
+def test_what_is_verified_is_what_the_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ("steps = 3", "global-batch = 24", "lr = 0.5", "workers = 4")
+    Path("job.toml").write_text("\n".join(lines))
+    asked = verify._read(("digits", "--config", "job.toml", "--batch-per-worker", "8"))
+    config = asked.config
+    assert (asked.steps, config.optim.lr, asked.workers) == (3, 0.5, (1, 2))
+    assert (config.data.batch_per_worker, config.data.global_batch) == (8, None)
+    assert "job.toml:4: workers has no effect on paceline verify" in capsys.readouterr().err
+    Path("job.toml").write_text('workers = "1,3"')
+    assert verify._read(("digits", "--config", "job.toml")).workers == (1, 3)
+    Path("job.toml").write_text('recipe = "digits"')
+    words = ("--config", "job.toml", "--", "torchrun", "--nproc-per-node", "2", "mine.py")
+    assert main(["verify", *words]) == ExitCode.USAGE
+    assert "--config is for the recipe digits" in capsys.readouterr().err
+
+
+def test_a_recipe_in_a_file_is_the_same_by_either_path(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.py").write_text(
+        "import paceline\n\n@paceline.recipe\ndef build():\n    raise NotImplementedError\n"
+    )
+    (tmp_path / "job.toml").write_text(f'recipe = "{tmp_path}/mine.py:build"\n')
+    assert 'recipe = "mine.py:build"' in printed("mine.py:build", "--config", "job.toml")
+
+
+def test_the_batch_of_a_file_is_that_of_one_worker_where_a_study_scales_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text('recipe = "digits"\nglobal-batch = 24\n')
+    for words, batch in (
+        ((), 24),
+        (("--mode", "strong"), 24),
+        (("--batch-per-worker", "8"), 8),
+    ):
+        asked = scale_options.read(("--config", "job.toml", "--workers", "1", *words))
+        assert asked.batch == batch
+        assert "global_batch" not in asked.commands.given or "strong" in words
+
+
+@pytest.mark.parametrize("command", ["resume", "scale", "tune", "verify"])
 def test_other_commands_read_it_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(_GOLDEN.parent) if command == "resume" else "digits"
     assert main([command, target, "--config", "nowhere.toml"]) == ExitCode.USAGE
@@ -167,3 +255,7 @@ def test_a_file_for_another_recipe_is_refused(
     )
     assert main(["train", *words, "--print-config"]) == ExitCode.DONE
     assert 'recipe = "mnist"' in capsys.readouterr().out
+    assert main(["resume", str(_GOLDEN.parent), *words]) == ExitCode.USAGE
+    assert "--config is for the recipe mnist, and the command names digits" in (
+        capsys.readouterr().err
+    )

@@ -116,6 +116,25 @@ def test_a_place_is_one_trainings_and_refused_to_others(paceline: Paceline, tmp_
     assert not (tmp_path / "other/run").exists()
 
 
+def test_a_finished_run_is_fetched_and_nothing_is_started(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/away/run"
+    where = ["--run-dir", "run", "--copy-to", f"file://{tmp_path}/away"]
+    done = paceline.run("train", "digits", "--workers", "1", "--epochs", "1", *where)
+    assert done.code == 0, done.err
+    again = paceline.run("resume", url, "--run-dir", "fetched")
+    assert again.code == 0, again.err
+    assert f"Fetched {url}" in again.err
+    assert f"{tmp_path}/fetched has finished: all 1 epoch" in again.out
+    assert len(json.loads((tmp_path / "fetched/run.json").read_text())["history"]) == 1
+    # With more to train it goes on, and isn't finished there until it is.
+    more = ("--epochs", "2", "--allow-change", "epochs")
+    gone_on = paceline.run("resume", "fetched", *more, "--copy-to", f"file://{tmp_path}/away")
+    assert gone_on.code == 0, gone_on.err
+    assert json.loads((tmp_path / "away/run/summary.json").read_text())["epochs"] == 2
+
+
 def test_a_script_of_its_own_is_copied_too(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     again = paceline.run("run", "train.py", "--workers", "2", "--run-dir", "run")

@@ -192,8 +192,8 @@ def test_resume_leaves_a_finished_run_as_it_is(
     said = capsys.readouterr()
     assert said.out.startswith(f"{run.path} has finished: ")
     assert told in said.out
-    name = next(iter(settings), "epochs")
-    option = f"--{name.replace('_', '-')} ... --allow-change {name}"
+    name = next(iter(settings), "epochs").replace("_", "-")
+    option = f"--{name} ... --allow-change {name}"
     assert f"To train on: paceline resume {run.path} {option}\n" in said.out
     assert "No effect on a finished run: --tag: `paceline label` does that" in said.err
     assert main(["resume", str(run.path), "--json"]) == ExitCode.DONE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.commands.tune import _end, _read, _tuner, main
+from paceline.cli.commands.tune import _as_text, _end, _read, _tuner, main
 from paceline.errors import ExitCode, UsageError
 from paceline.scaling.tuning import Change, Gain, Kind, Tried
 from tests.cli.conftest import Paceline, wait_until
@@ -167,6 +167,27 @@ def test_over_hosts_cheaper_ways_of_combining_gradients_are_tried(tmp_path: Path
 def test_wrong_hosts(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         _tuner(_read(("digits", *words)))
+
+
+@pytest.mark.parametrize("starts", [(), (60.0,)])
+def test_the_table_fits_a_terminal(
+    starts: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = _tuner(replace(_read(("digits",)), place=tmp_path))
+    gain = Gain(ratios=(1.5, 1.6, 1.5), starting_s=starts)
+    half = Change(
+        name="half",
+        settings={"workers": 2, "threads": 1, "max_batch_per_worker": 16, "precision": "bf16"},
+        kind="quality",
+    )
+    tried = Tried(change=half, gain=gain)
+    tuner.tried, tuner.confirmed = [tried], tried
+    assert max(map(len, _as_text(tuner).splitlines())) > 120  # a file has whole lines
+    monkeypatch.setattr("paceline.cli.commands.tune.line_width", lambda most: min(80, most))
+    lines = _as_text(tuner).splitlines()
+    assert max(map(len, lines)) <= 80, lines
+    assert ("pays" in lines[0]) == bool(starts)
+    assert "--max-batch-per-worker" in "\n".join(lines)
 
 
 @pytest.mark.parametrize(

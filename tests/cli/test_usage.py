@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from paceline.cli.app import COMMANDS, main
 from paceline.cli.cluster_submit import cluster_options
 from paceline.errors import ExitCode
 from paceline.options.command_line import flag
+from paceline.options.fields import with_dashes
 from paceline.runtime.placement import warn_of_no_effect
 from paceline.runtime.spec import Place
 from paceline.training.config import training_options
@@ -235,6 +237,56 @@ def test_a_usage_line_names_the_options_once(
     assert main([command]) == ExitCode.USAGE
     assert "[options] [options]" not in (error := capsys.readouterr().err)
     assert not error.rstrip().endswith("COMMAND [options]")
+
+
+def test_dashes_and_underscores_are_one_in_every_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("mine.py").touch()
+    for words, told in (
+        ("train digits --target_accuracy", "--target-accuracy has no value. See"),
+        ("train digits --num_workers 8", "may be --loader-workers"),
+        ("train digits --no_drop_last yes", "--no-drop-last takes no value"),
+        ("run mine.py --learning_rate 8", "a script chooses its optimizer, learning rate"),
+        ("run mine.py --batch_size=8", "Paceline's own is --global-batch"),
+        ("resume file:///nowhere/run --run_dir=a --epochs x", "there is no run at file:///nowhere"),
+    ):
+        assert main(words.split()) == ExitCode.USAGE, words
+        assert told in capsys.readouterr().err, words
+    own = ["--my_own=a_b", "--", "--as_it_is"]
+    assert with_dashes(["--a_b=c_d", "e_f", "--g_h i", *own]) == [
+        "--a-b=c_d",
+        "e_f",
+        "--g_h i",
+        "--my-own=a_b",
+        "--",
+        "--as_it_is",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "doing"), [("evaluate", "Evaluating"), ("report", "Report of")]
+)
+def test_without_a_run_the_newest_is_taken_and_named(
+    command: str, doing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command]) == ExitCode.USAGE
+    assert f"Name a run directory: paceline {command} RUN_DIR" in capsys.readouterr().err
+    for name, day in (("older", 1), ("newer", 2)):
+        shutil.copytree(_GOLDEN, Path("runs", name))
+        content = json.loads((_GOLDEN / "run.json").read_text())
+        content |= {"started_at": f"2026-03-0{day}T00:00:00+00:00", "kind": "script", "history": []}
+        Path("runs", name, "run.json").write_text(json.dumps(content))
+    code = main([command])
+    said = capsys.readouterr()
+    assert f"{doing} runs/newer\n" in said.err
+    if command == "report":
+        assert code == ExitCode.DONE
+        assert said.out == f"{Path.cwd()}/runs/newer/report.html\n"
+    else:  # that is of a recipe alone
+        assert "was trained by the script" in said.err
+    assert main([command, "--help"]) == ExitCode.DONE
+    assert "newest run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_scripts_own_names_are_not_taken_for_ours(

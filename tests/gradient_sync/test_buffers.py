@@ -91,3 +91,15 @@ def test_a_model_without_buffers_has_empty_rows() -> None:
     rows: Tensor = buffers.rows()
     assert tuple(rows.shape) == (3, 0)
     assert buffers.averaged(rows) == {}
+
+
+def test_buffers_that_follow_a_parts_samples_are_named() -> None:
+    buffers = PartBuffers(Holder(), range(1), with_integers=True)
+    found = []
+    for value in (1, 2):
+        fill(buffers, value)
+        found.append(buffers.rows()[0])
+    assert buffers.apart(torch.stack(found)) == ["coarse"]  # a normalization's are its own affair
+    assert buffers.apart(torch.stack(found[:1] * 2)) == []
+    rounded = found[0] * (1 + 1e-6)
+    assert buffers.apart(torch.stack([found[0], rounded])) == []

@@ -3,7 +3,16 @@ import sys
 
 import pytest
 
-from paceline.options.text import above_progress, fitted, fitting, line_width, printable, shortened
+from paceline.options.text import (
+    above_progress,
+    aligned,
+    clause,
+    fitted,
+    fitting,
+    line_width,
+    printable,
+    shortened,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +30,44 @@ def test_what_a_terminal_obeys_is_shown_instead(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(text).encode()  # by any stream
     assert printable(printable(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Use `wandb login` to log in.", "Use `wandb login` to log in"),
+        (OSError("refused ... \n"), "refused"),
+        ("version 2.13", "version 2.13"),
+        (TimeoutError(), "TimeoutError"),
+        ("first.\nsecond:", "first.\nsecond"),
+        ("", "no message"),
+    ],
+)
+def test_what_somebody_else_says_goes_into_a_sentence(said: object, shown: str) -> None:
+    assert clause(said) == shown
+
+
+def test_a_table_is_broken_to_a_width_where_there_are_words() -> None:
+    rows = [
+        ("change", "speed", "pays after", "verdict"),
+        ("--workers 2 --threads 1", "1.20 x", "2:05", "faster; something else to say of it"),
+        ("compile", "0.90 x", "", "no"),
+    ]
+    assert aligned(rows, left={0, 3}, width=200) == aligned(rows, left={0, 3})
+    assert aligned(rows, left={0, 3}, width=50) == [
+        "change        speed  pays after  verdict",
+        "--workers 2  1.20 x        2:05  faster;",
+        "--threads 1                      something else",
+        "                                 to say of it",
+        "compile      0.90 x              no",
+    ]
+    # No word and no figure is broken.
+    narrow = aligned(rows, left={0, 3}, width=10)
+    assert narrow[:3] == [
+        "change      speed   pays  verdict",
+        "                   after",
+        "--workers  1.20 x   2:05  faster;",
+    ]
 
 
 def test_words_without_end_are_cut() -> None:

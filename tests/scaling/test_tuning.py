@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from paceline.scaling.tuning import (
+    PAIRS,
     Change,
     Facts,
     Gain,
@@ -78,7 +79,14 @@ def test_what_is_tried_on_two_cores() -> None:
             replace(FACTS, settings={**SETTINGS, "batch_per_worker": 32}),
             {"compile", "contiguous", "bf16", "halves"},  # fewer workers: another global batch
         ),
-        (replace(FACTS, device="cuda", channels_last=False), {"compile", "bf16", "halves"}),
+        (
+            replace(FACTS, device="cuda", channels_last=False),
+            {"compile", "cuda-graphs", "bf16", "halves"},
+        ),
+        (
+            replace(FACTS, device="cuda", settings={**SETTINGS, "shards": 2}),
+            {"compile", "contiguous"},  # graphs are refused there
+        ),
         (
             replace(FACTS, waits_for_data=0.1, cores=1, workers=1),
             {"compile", "contiguous", "bf16", "halves", "loaders-0", "loaders-1"},
@@ -95,6 +103,13 @@ def test_what_is_tried_on_two_cores() -> None:
 )
 def test_what_is_tried_follows_from_the_first_trial(facts: Facts, tried: set[str]) -> None:
     assert set(named(facts)) == tried
+
+
+def test_graphs_are_never_taken_together_with_compiled_code() -> None:
+    on_gpu = {change.name: change for change in list_changes(replace(FACTS, device="cuda"))}
+    gain = Gain(ratios=(1.5,) * PAIRS)
+    tried = [Tried(change=on_gpu[name], gain=gain) for name in ("compile", "cuda-graphs")]
+    assert len(best_together(tried)) == 1
 
 
 def test_what_the_user_has_settled_stays() -> None:

@@ -55,7 +55,7 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("presission='bf16', ", "no option 'presission'. Known: epochs"),
+        ("presission='bf16', ", "unknown option 'presission'. Did you mean 'precision'"),
         ("resume=True, ", "to resume"),
         ("run_dir='.', ", "is not empty and holds no training"),
     ],

@@ -193,6 +193,9 @@ class RecordingSource(BatchSource):
             self.trained.append((plan.epoch, batch.indices.tolist()))
             yield batch
 
+    def read_ahead(self, plan: EpochPlan) -> None:
+        self.source.read_ahead(plan)
+
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         seen: list[int] = []
         self.evaluated.append(seen)

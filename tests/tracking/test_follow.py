@@ -25,6 +25,7 @@ class Server:
         self.endings: list[str] = []
         self.fails: set[str] = set()
         self.has_until: int | None = None
+        self.kept_in = ""
 
 
 SERVER = Server()
@@ -35,7 +36,13 @@ class ToldSink(Sink):
     def open(self, run: RunInfo, previous: str | None) -> Opened:
         SERVER.opened.append(previous)
         self._fail("open")
-        return Opened(id="r1", where="https://x.example/r1", last_step=SERVER.has_until)
+        SERVER.kept_in = run.kept_in or SERVER.kept_in
+        return Opened(
+            id="r1",
+            where="https://x.example/r1",
+            kept_in=SERVER.kept_in,
+            last_step=SERVER.has_until,
+        )
 
     def log(self, rows: Sequence[Row]) -> None:
         self._fail("log")
@@ -51,12 +58,13 @@ class ToldSink(Sink):
 
     def _fail(self, method: str) -> None:
         if method in SERVER.fails:
-            raise ConnectionError(f"no {method}: https://me:hunter22@x.example")
+            raise ConnectionError(f"no {method}: https://me:hunter22@x.example.\nmore of it")
 
 
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "_FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(follow, "EVERY_S", 0.0)
     monkeypatch.setattr(follow, "trackers", lambda: {"told": SinkEntry(sink="")})
     monkeypatch.setattr(SinkEntry, "make", lambda self: ToldSink())
     SERVER.__init__()  # type: ignore[misc]
@@ -153,6 +161,52 @@ def test_nothing_is_sent_of_what_was_never_trained(tmp_path: Path) -> None:
     follower = Follower(run, "told", None, lambda _: None)
     assert follow.follow(follower, run, lambda: True, patient=True)
     assert SERVER.opened == []
+
+
+def test_a_tracker_that_was_never_reached_is_tried_once_at_the_end(tmp_path: Path) -> None:
+    run, said = begun(tmp_path), list[str]()
+    SERVER.fails = {"open"}
+    looks = iter([False, True])
+    follower = Follower(run, "told", None, said.append)
+    assert not follow.follow(follower, run, lambda: next(looks), patient=True)
+    assert len(SERVER.opened) == 2
+    # One that had begun its run is tried again and again.
+    SERVER.fails = {"log"}
+    step(run, 2, 0.9)
+    looks = iter([False, True, True, True])
+
+    def is_over() -> bool:
+        over = next(looks)
+        if len(SERVER.opened) == 5:
+            SERVER.fails = set()
+        return over
+
+    follower = Follower(run, "told", None, said.append)
+    assert follow.follow(follower, run, is_over, patient=True)
+    assert SERVER.steps == [2]
+
+
+def test_a_run_that_the_tracker_began_anew_is_sent_whole(tmp_path: Path) -> None:
+    run = begun(tmp_path)
+    for number in (2, 4):
+        step(run, number, 0.9)
+    TrackerNote(id="gone", where="", cursor=Cursor(step=4), kept_in="/store").write(run, "told")
+    assert Follower(run, "told", None, lambda _: None).deliver(is_over=True)
+    assert SERVER.opened == ["gone"]
+    assert SERVER.kept_in == "/store"
+    assert SERVER.steps == [2, 4]
+
+
+@pytest.mark.parametrize(("kept_in", "noted"), [("/store", "/store"), ("http://me:pw@x", "")])
+def test_where_the_run_is_kept_is_noted_without_secrets(
+    kept_in: str, noted: str, tmp_path: Path
+) -> None:
+    run = begun(tmp_path)
+    SERVER.kept_in = kept_in
+    assert Follower(run, "told", None, lambda _: None).deliver(is_over=True)
+    note = TrackerNote.read(run, "told")
+    assert note is not None
+    assert note.kept_in == noted
 
 
 def test_without_patience_it_is_tried_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_every_tracker_is_driven(site: Path) -> None:
 def test_a_run_and_its_resume_are_one_run_of_the_tracker(
     name: str, tracker: Tracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "LIMIT_S", patient(60.0))
+    for limit in ("LIMIT_S", "CONNECT_S"):
+        monkeypatch.setattr(tracking, limit, patient(60.0))
     run, options = begun(tmp_path / "run"), MetricsOptions(tracker=(name,))
 
     def has(cursor: Cursor) -> bool:
@@ -106,6 +108,75 @@ def test_a_run_and_its_resume_are_one_run_of_the_tracker(
     assert found.endings[-1] == tracker.endings[1]
 
 
+@pytest.mark.slow
+def test_mlflow_goes_on_in_its_first_store_unless_the_user_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(package("mlflow", "MLflow"))
+    for limit in ("LIMIT_S", "CONNECT_S"):
+        monkeypatch.setattr(tracking, limit, patient(60.0))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for the client that reads it back
+    run = begun(tmp_path / "run")
+
+    def trained(folder: str, number: int) -> TrackerNote:
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        with run.lock(), tracked(run, MetricsOptions(tracker=("mlflow",))):
+            step(run, number, 0.1 * number)
+        note = TrackerNote.read(run, "mlflow")
+        assert note is not None
+        assert note.is_complete
+        return note
+
+    first, second = trained("first", 2), trained("second", 4)
+    assert second.id == first.id
+    assert str(tmp_path / "first") in second.kept_in
+    assert not list((tmp_path / "second").iterdir())
+    # What the user says counts before that; there is nothing of the run there.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    third = trained("third", 6)
+    assert third.id != first.id
+    found = TRACKERS["mlflow"].read(tmp_path, third.id)
+    assert [number for number, _ in found.points["train/loss"]] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("connects", [False, True])
+def test_a_tracker_that_was_never_reached_is_hardly_waited_for(
+    connects: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for name, limit_s in {"LIMIT_S": 2.0, "CONNECT_S": 0.0, "_UNREACHED_S": 0.1}.items():
+        monkeypatch.setattr(tracking, name, limit_s)
+    monkeypatch.setattr(tracking, "_SPARE_S", 0.0)
+    run = begun(tmp_path / "run")
+    TrackerNote(id="r1", where="", cursor=Cursor()).write(run, "stuck")  # of an earlier start
+    started: list[object] = []
+
+    def stuck(*_: object, **__: object) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        process = popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        return process
+
+    popen = subprocess.Popen
+    with monkeypatch.context() as patched, run.lock():
+        patched.setattr(subprocess, "Popen", stuck)
+        with tracked(run, MetricsOptions(tracker=("stuck",))):
+            if connects:
+                TrackerNote(id="r1", where="", cursor=Cursor()).write(run, "stuck")
+            ended(run)
+            began_s = time.monotonic()
+        took_s = time.monotonic() - began_s
+    assert len(started) == 1
+    said = capfd.readouterr().err
+    assert (took_s >= 2.0) == connects, took_s
+    assert ("didn't get everything" in said) == connects
+    assert ("nothing of this start was sent" in said) == (not connects)
+
+
 def paceline(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "paceline", *words],
@@ -141,7 +212,6 @@ def test_a_tracker_that_nobody_reaches_stops_nothing_and_gets_no_secret_written_
     need(*(need for need in [TRACKERS["mlflow"].needs] if need is not None))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter22@127.0.0.1:9/base")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(tracking, "LIMIT_S", 0.1)
     run = begun(tmp_path / "run")
     with run.lock(), tracked(run, MetricsOptions(tracker=("mlflow",))):
         until(lambda: run.tracker_log.exists() and "refused" in run.tracker_log.read_text(), 60.0)
@@ -149,7 +219,8 @@ def test_a_tracker_that_nobody_reaches_stops_nothing_and_gets_no_secret_written_
     shown = capfd.readouterr()
     assert "mlflow: " in shown.err
     assert "It is tried again" in shown.err
-    assert f"Send the rest later: paceline track {run.path} --tracker mlflow" in shown.err
+    assert "mlflow couldn't be reached, and nothing of this start was sent" in shown.err
+    assert f"Send it later: paceline track {run.path} --tracker mlflow" in shown.err
     texts = [path.read_text(errors="replace") for path in run.path.rglob("*") if path.is_file()]
     assert not any("hunter22" in text for text in [*texts, shown.out, shown.err])
 

@@ -1,10 +1,12 @@
 """Epochs of a script: recorded, judged, ended."""
 
 import csv
+import multiprocessing
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -12,13 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from paceline.data.order import EpochPlan, epoch_order
+from paceline.data.augment import RandomFlip
+from paceline.data.imagefolder import ImageFolder, load_image_folder
+from paceline.data.order import epoch_order
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.rng import seed_everything
 from paceline.training.snapshots import manager
 from paceline.training.status_exchange import StopFlag
+from tests.launch.waiting import until
+from tests.support.image_files import write_image_folder
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
@@ -75,27 +81,110 @@ def test_a_time_budget_ends_an_endless_script(tmp_path: Path) -> None:
     assert found[0] == found[1] < 100_000
 
 
-def test_each_epoch_but_the_first_is_read_ahead(tmp_path: Path) -> None:
-    def body(group: Group) -> list[tuple[int, bool]]:
-        found = []
-        with session_on(group, tmp_path, {}) as s:
-            model = s.model(net())
-            s.optimizer(sgd(model))
-            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
-            is_trained = False
+@dataclass(frozen=True, kw_only=True)
+class ReadTraining:
+    """What a rank trained on, and what it read for that."""
 
-            def read_ahead(plan: EpochPlan) -> None:
-                found.append((plan.epoch, is_trained))
+    batches: list[Tensor]
+    weights: list[Tensor]
+    """After each epoch."""
+    read: list[int]
+    """Samples read until the last batch of each epoch has come, and until its evaluation begins."""
+    left: int
+    """Loader processes that outlive the training."""
 
-            with mock.patch.object(batches.source, "read_ahead", read_ahead):
-                for _ in s.epochs(3):
-                    is_trained = False
-                    for number, batch in enumerate(batches, 1):
-                        is_trained = number == len(batches)
-                        s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
-        return found
 
-    assert run_ranks(2, body) == [[(1, True), (2, True)]] * 2
+def train_on_images(
+    group: Group,
+    directory: Path,
+    images: Path,
+    loader_workers: int,
+    reached: int | None = None,
+    stop: int | None = None,
+) -> ReadTraining:
+    """Train 4 epochs of 3 steps on an image folder, on 2 ranks, as any script does.
+
+    Args:
+        group: The ranks.
+        directory: The run directory.
+        images: The folder, of 24 images: 12 a rank.
+        loader_workers: Processes that read. With any the next epoch, if there is one, has to have
+            been read before this one is evaluated: 4 batches are kept ready, more than an epoch's.
+        reached: Epoch whose evaluation reaches the target accuracy.
+        stop: Step after which a signal comes.
+    """
+    log = directory / f"read-{group.rank}-{time.monotonic_ns()}"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    read_image = ImageFolder.__getitem__
+
+    def logged(self: ImageFolder, index: int) -> tuple[Tensor, int]:
+        item = read_image(self, index)
+        with log.open("a") as file:
+            file.write(f"{index}\n")
+        return item
+
+    def count() -> int:
+        return len(log.read_text().splitlines())
+
+    ImageFolder.__getitem__ = logged  # type: ignore[method-assign]  # this process ends with the test
+    before = set(multiprocessing.active_children())
+    flag = StopFlag(under_launcher=True)
+    seen: list[Tensor] = []
+    weights: list[Tensor] = []
+    read: list[int] = []
+    settings: dict[str, OptionValue] = {"loader_workers": loader_workers, "target_accuracy": 0.9}
+    with session_on(group, directory, settings, flag) as s, suppress(InterruptedTraining):
+        model = s.model(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3)))
+        s.optimizer(sgd(model))
+        data = load_image_folder(images, 8, jobs=1)["train"]
+        batches = s.loader(data, global_batch=BATCH, augment=(RandomFlip(),))
+        test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+        for epoch in s.epochs(4):
+            for batch in batches:
+                inputs, targets = pair_of(batch)
+                s.step(F.cross_entropy(model(inputs), targets))
+                seen.append(inputs.clone())
+                last = count()
+                if len(seen) == stop:
+                    flag.name = "SIGTERM"
+            wanted = last + 12 * (loader_workers > 0 and epoch < 3)
+            until(lambda wanted=wanted: count() >= wanted)  # type: ignore[misc]
+            read += [last, count()]
+            weights += weights_of(model)
+            value = float(epoch == reached)
+            s.evaluate(lambda _, value=value: {"accuracy": value}, test)  # type: ignore[misc]
+    left = len(set(multiprocessing.active_children()) - before)
+    return ReadTraining(batches=seen, weights=weights, read=read, left=left)
+
+
+def test_the_next_epoch_of_an_image_folder_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
+    images = write_image_folder(tmp_path / "images")
+
+    def train(
+        name: str, loader_workers: int, reached: int | None = None, stop: int | None = None
+    ) -> list[ReadTraining]:
+        path = tmp_path / name
+        return run_ranks(2, train_on_images, path, images, loader_workers, reached, stop)
+
+    plain, ahead = train("plain", 0), train("ahead", 2)
+    stopped, resumed = train("legs", 2, stop=4), train("legs", 2, reached=2)
+    for rank in range(2):
+        # Every sample is read once, each epoch but the first during the one before.
+        assert plain[rank].read == [12, 12, 24, 24, 36, 36, 48, 48]
+        assert ahead[rank].read == [12, 24, 24, 36, 36, 48, 48, 48]
+        # A resumed training reads on from where it was left; its last epoch is never asked for.
+        assert stopped[rank].read == [12, 24]
+        assert resumed[rank].read == [8, 20, 20, 32]
+        assert [training[rank].left for training in (ahead, stopped, resumed)] == [0, 0, 0]
+        batches, weights = plain[rank].batches, plain[rank].weights
+        assert_same(ahead[rank].batches + ahead[rank].weights, batches + weights)
+        assert_same(stopped[rank].batches + resumed[rank].batches, batches[:9])
+        assert_same(stopped[rank].weights + resumed[rank].weights, weights[:6])
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_leaving_the_loop_early_ends_the_epoch(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline._version import __version__
 from paceline.errors import ExitCode, HelpShown, PacelineError, UsageError
-from paceline.options.fields import unknown_name
+from paceline.options.fields import unknown_name, with_dashes
 from paceline.options.text import above_progress, fitting, printable, shortened
 
 
@@ -138,7 +138,7 @@ def _dispatch(tokens: list[str]) -> int:
     run = importlib.import_module(f"{_MODULES}.{name}").main
     code: int = ExitCode.DONE
     with suppress(HelpShown):
-        code = run(rest)
+        code = run(with_dashes(rest))
     return code
 
 

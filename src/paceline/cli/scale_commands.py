@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
-from paceline.options.command_line import flag, words
+from paceline.options.command_line import GivenOptions, flag, note, words
 from paceline.options.fields import OptionValue, option_fields, pick
 from paceline.options.text import printable
 from paceline.scaling.options import METHODS, PLAIN
@@ -42,22 +42,27 @@ _ENDLESS: Mapping[str, OptionValue] = {
 """A measurement ends by its time alone, whatever the recipe says."""
 
 
-def refuse_only_trained(given: Iterable[str], option: str, *, is_script: bool) -> None:
+def refuse_only_trained(given: GivenOptions, option: str, *, is_script: bool) -> None:
     """Refuse options that say when a whole training ends, where none is trained.
 
+    A file may be for `paceline train` as well: those that stand there are left out, and named.
+
     Args:
-        given: Names of options of the training.
+        given: Options of the training.
         option: Which would have whole trainings.
         is_script: It is a script's training, whose epochs may be short.
 
     Raises:
         UsageError: One is given.
     """
-    idle = [name for name in given if name in ONLY_TRAINED and not (is_script and name == "epochs")]
-    if idle:
-        raise UsageError(
-            f"{flag(idle[0])} has no effect without {option}: a measurement lasts --seconds"
-        )
+    ends = [name for name in ONLY_TRAINED if not (is_script and name == "epochs")]
+    in_file = given.of_file()
+    for name in (name for name in ends if name in given.values):
+        why = f"has no effect without {option}: a measurement lasts --seconds"
+        if name not in in_file:
+            raise UsageError(f"{flag(name)} {why}")
+        note(f"{given.sources[name]}: {flag(name).lstrip('-')} {why}")
+        del given.values[name]
 
 
 @final

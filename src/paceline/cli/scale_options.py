@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.worker_count import check_machine, usable_cores
 from paceline.options.command_line import (
+    GivenOptions,
     flag,
     show_help,
     wants_help,
@@ -69,6 +70,7 @@ _NOT_OURS = {
 }
 """Options of training that the study settles, or that name a run."""
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
+_OTHER_MODE = {"weak": "strong", "strong": "weak"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +108,8 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
     target.check()
     if any(word == "--sync" or word.startswith("--sync=") for word in target.own):
         raise UsageError("say --methods, such as allreduce,local: several can be measured")
-    options, given = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed)
-    return _build_request(tuple(tokens), target, options, given)
+    options, found = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed, _NOT_OURS)
+    return _build_request(tuple(tokens), target, options, found)
 
 
 def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
@@ -126,24 +128,29 @@ def _build_request(
     tokens: tuple[str, ...],
     target: Target,
     options: ScaleOptions,
-    given: dict[str, OptionValue],
+    found: GivenOptions,
 ) -> ScaleRequest:
     """Settle what follows from the command line.
 
     Raises:
         UsageError: Something in it can't be.
     """
+    # A file's batch is like a recipe's: that of one worker.
+    given, other = found.values, _BATCHES[_OTHER_MODE[options.mode]]
+    settings = dict(target.settings)
+    if other in given and other in found.of_file():
+        settings = {n: v for n, v in settings.items() if n not in _BATCHES.values()}
+        settings[other] = given.pop(other)
     # Where: the hosts.
     hosts = StudyHosts.taken_from(given)
     # What: methods, numbers of workers and their sizes.
-    settings = target.settings
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     refuse_without_effect(methods, tuple(given))
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
     if not hosts.listed:
         check_machine(max(workers))
     sizes = make_sizes(workers, methods, hosts.listed)
-    _check(options, given, target.script_args, is_script=target.is_script)
+    _check(options, found, target.script_args, is_script=target.is_script)
     # How each is run, and where the results go.
     place = StudyDirectory.of(options.study_dir, f"scale-{target.file_name}")
     of_methods = {n: v for n, v in given.items() if n in METHOD_OPTIONS}
@@ -200,7 +207,7 @@ def _batch(
 
 def _check(
     options: ScaleOptions,
-    given: Mapping[str, OptionValue],
+    found: GivenOptions,
     script_args: Sequence[str],
     *,
     is_script: bool,
@@ -210,16 +217,15 @@ def _check(
     Raises:
         UsageError: There is such a thing.
     """
-    name = _BATCHES[options.mode]
-    for mode, other in _BATCHES.items():
-        if mode != options.mode and other in given:
-            raise UsageError(
-                f"{flag(other)} is for --mode {mode}; --mode {options.mode} takes {flag(name)}"
-            )
-    if fills(script_args) and name not in given:
+    name, mode = _BATCHES[options.mode], _OTHER_MODE[options.mode]
+    if _BATCHES[mode] in found.values:
+        raise UsageError(
+            f"{flag(_BATCHES[mode])} is for --mode {mode}; --mode {options.mode} takes {flag(name)}"
+        )
+    if fills(script_args) and name not in found.values:
         raise UsageError(f"{{global_batch}} in the script's arguments needs {flag(name)}")
     if not options.train:
-        refuse_only_trained(given, "--train", is_script=is_script)
+        refuse_only_trained(found, "--train", is_script=is_script)
 
 
 def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:

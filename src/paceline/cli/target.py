@@ -1,24 +1,28 @@
 """What a command trains, as its command line names it: a recipe, or a script of the user's."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar, final
 
-from paceline.cli.commands.train import file_name
+from paceline.distributed.environment import surroundings
 from paceline.errors import UsageError
 from paceline.options.command_line import (
-    parse_options,
+    GivenOptions,
+    flag,
     part_script_args,
+    read_options,
     refuse_script_args,
     take_word,
+    wants_help,
 )
 from paceline.options.command_line import with_defaults as shown_with
+from paceline.options.config_file import CONFIG, read_config
 from paceline.options.fields import OptionField, OptionValue, pick
 from paceline.recipes.registry import reference_of
 from paceline.runtime.script_options import script_options
-from paceline.training.config import training_options
-from paceline.training.recipe import Recipe, load_recipe
+from paceline.training.config import merge, training_options
+from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
 Own = TypeVar("Own")
 
@@ -50,7 +54,7 @@ class Target:
             UsageError: There is no such recipe, or the command line names nothing.
         """
         own, script_args = part_script_args(tokens)
-        name, own = take_word(own, usage, what)
+        name, own = take_target(own, usage, what)
         recipe = None if name.endswith(".py") else load_recipe(reference_of(name))
         return cls(name=name, recipe=recipe, own=tuple(own), script_args=tuple(script_args))
 
@@ -80,6 +84,87 @@ class Target:
         refuse_script_args(() if self.is_script else self.script_args)
 
 
+def take_target(
+    tokens: Sequence[str], usage: str, what: str, default: str | None = None
+) -> tuple[str, Sequence[str]]:
+    """Take a recipe or a script off a command line, else out of the file of its `--config`.
+
+    Args:
+        tokens: The command's own words.
+        usage: Of the command, for an error.
+        what: The command needs, such as "what to measure".
+        default: The recipe where nothing names one.
+
+    Returns:
+        Its name, and the other words.
+
+    Raises:
+        UsageError: Nothing names it, or the file another one.
+    """
+    in_file = recipe_in_config(tokens)
+    if (not tokens or tokens[0].startswith("-")) and (in_file or default):
+        return in_file or str(default), tokens
+    name, rest = take_word(tokens, usage, what)
+    refuse_another(name, in_file, is_script=name.endswith(".py"))
+    return name, rest
+
+
+def refuse_another(name: str, in_file: str | None, *, is_script: bool) -> None:
+    """Refuse a file of settings that is for another recipe than what the command names.
+
+    Raises:
+        UsageError: It is.
+    """
+    if in_file is None:
+        return
+    # A run.json has the whole path of a recipe's file.
+    if is_script or _whole_reference(in_file) != _whole_reference(name):
+        raise UsageError(
+            f"--config is for the recipe {in_file}, and the command names {name}: take one of them "
+            "out"
+        )
+
+
+def _whole_reference(name: str) -> str:
+    return absolute_reference(reference_of(name))
+
+
+def recipe_in_config(tokens: Sequence[str]) -> str | None:
+    """Give the recipe that the file of `--config`, or of PACELINE_CONFIG, names, if it does.
+
+    Raises:
+        UsageError: The file can't be read, or is the `run.json` of a script.
+    """
+    if wants_help(tokens):
+        return None
+    path = surroundings().get("PACELINE_CONFIG", "")
+    for place, token in enumerate(tokens):
+        option, _, text = token.partition("=")
+        if option == flag(CONFIG.name):
+            path = text or " ".join(tokens[place + 1 : place + 2])
+    return read_config(path).recipe if path else None
+
+
+def file_name(name: str) -> str:
+    """Turn a recipe's name into part of a directory's name."""
+    stem = name.rpartition("/")[2].replace(".py:", "-")
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem)
+
+
+def merge_layers(
+    options: Mapping[str, OptionValue],
+    of_file: Container[str],
+    recipe_settings: Mapping[str, OptionValue],
+) -> dict[str, OptionValue]:
+    """Put what was typed over the settings of a file, and both over the recipe's.
+
+    Of options that exclude each other (`global_batch`, `batch_per_worker`) the upper one stays.
+    """
+    filed = {name: value for name, value in options.items() if name in of_file}
+    typed = {name: value for name, value in options.items() if name not in of_file}
+    return merge(typed, merge(filed, recipe_settings))
+
+
 def list_training_options(
     recipe: Recipe | None, *, is_script: bool, without: Collection[str]
 ) -> list[OptionField]:
@@ -98,8 +183,13 @@ def list_training_options(
 
 
 def parse_with_own(
-    kind: type[Own], command: str, about: str, tokens: Sequence[str], listed: Sequence[OptionField]
-) -> tuple[Own, dict[str, OptionValue]]:
+    kind: type[Own],
+    command: str,
+    about: str,
+    tokens: Sequence[str],
+    listed: Sequence[OptionField],
+    settled: Collection[str],
+) -> tuple[Own, GivenOptions]:
     """Read a command's options apart from those of the training that it starts.
 
     Args:
@@ -108,6 +198,7 @@ def parse_with_own(
         about: What `--help` says first.
         tokens: The command's own words.
         listed: All options that it takes.
+        settled: As for `read_options`.
 
     Returns:
         Its own options, and those of the training that were given.
@@ -115,6 +206,8 @@ def parse_with_own(
     Raises:
         UsageError: Something unknown or unreadable was given.
     """
-    given = parse_options(command, about, tokens, listed)
-    own = {"config", *(field.name for field in fields(kind))}  # type: ignore[arg-type]  # a dataclass
-    return pick(kind, given), {name: value for name, value in given.items() if name not in own}
+    found = read_options(command, about, tokens, listed, settled=settled)
+    own = {CONFIG.name, *(field.name for field in fields(kind))}  # type: ignore[arg-type]  # a dataclass
+    training = {name: value for name, value in found.values.items() if name not in own}
+    given = merge_layers(training, found.of_file(), {})
+    return pick(kind, found.values), replace(found, values=given)

@@ -236,9 +236,12 @@ class BatchSource(ABC):
         one batch for every step that is left. Only the newest iterator of a source is used.
         """
 
-    def read_ahead(self, plan: EpochPlan) -> None:  # noqa: B027  # by default there is none
-        """Begin to read what `train_batches` will soon be asked for: an epoch is over, and its
-        evaluation and snapshot take their time.
+    @abstractmethod
+    def read_ahead(self, plan: EpochPlan) -> None:
+        """Begin to read what `train_batches` will soon be asked for, if the training goes on: an
+        epoch is over, and its evaluation and snapshot take their time. Doesn't wait.
+
+        Nothing happens where no other process reads; a source that wraps another passes it on.
         """
 
     @abstractmethod

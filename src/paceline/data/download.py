@@ -24,6 +24,7 @@ from typing import IO, BinaryIO, Protocol
 
 from paceline.errors import DataError
 from paceline.files import fsync_directory
+from paceline.options.text import clause
 
 _CHUNK_BYTES = 1 << 16
 _SILENCE_S = 30.0
@@ -296,11 +297,13 @@ def _unpack_once(wanted: ArchivedSet, archive: Path, report: Callable[[str], Non
                 report(f"unpacking {archive}")
                 _unpack(wanted, archive, target)
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError(f"{archive}: the archive is damaged: {error}. {advice(wanted)}") from error
+        raise DataError(
+            f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
+        ) from error
     except OSError as error:
         if error.errno is None:  # gzip's own: a wrong header or checksum
             raise DataError(
-                f"{archive}: the archive is damaged: {error}. {advice(wanted)}"
+                f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
             ) from error
         raise DataError(
             f"{archive} can't be unpacked ({error.strerror}). Unpack it by hand, so that "

@@ -155,6 +155,9 @@ class MemorySource(BatchSource):
                 found.part,
             )
 
+    def read_ahead(self, plan: EpochPlan) -> None:
+        """Do nothing: all of it is in memory."""
+
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one part's contiguous share; labels are views of the data, not to be changed."""
         begin, end = share(self.num_samples, part, parts)
@@ -333,6 +336,10 @@ class PreparedSource(BatchSource):
                 draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)
                 images = augment(images, draws)
             yield replace(batch, content=(self._normalised(images), labels))
+
+    def read_ahead(self, plan: EpochPlan) -> None:
+        """Have the raw images of an epoch read."""
+        self._raw.read_ahead(plan)
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one part's contiguous share in order, not augmented."""

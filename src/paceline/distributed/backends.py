@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from paceline.distributed.options import FEW_OPERATIONS
 from paceline.errors import UsageError
+from paceline.options.text import clause
 
 _SMDDP_MODULE = "smdistributed.dataparallel.torch.torch_smddp"
 _BESIDE_GLOO = {"nccl": "cuda", "xccl": "xpu"}
@@ -65,5 +66,6 @@ def _import_smddp() -> None:
     except ImportError as error:
         raise UsageError(
             f"--backend smddp needs SageMaker's library ({_SMDDP_MODULE}), which isn't here "
-            f"({error}). It comes with SageMaker's PyTorch containers; use --backend auto elsewhere"
+            f"({clause(error)}). It comes with SageMaker's PyTorch containers; use --backend auto "
+            "elsewhere"
         ) from error

@@ -5,8 +5,12 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.distributed.device_copies import copy_all, fetch, send
+
+_ROUNDING = 1e-4
+"""Relative: kernels whose sums vary, on equal weights, differ by less; other samples by more."""
 
 
 @final
@@ -67,6 +71,21 @@ class PartBuffers:
         unpack(rows[0], live)
         for part, row in zip(self._kept, rows, strict=False):
             unpack(row, self._kept[part])
+
+    def apart(self, rows: Tensor) -> list[str]:
+        """Name the buffers that differ between parts, but for those of normalization layers.
+
+        Args:
+            rows: (parts of the step, K).
+        """
+        live = self.live()
+        differ = rows.amax(0) - rows.amin(0) > _ROUNDING * rows.abs().amax(0)
+        found = zip(live, differ.split([b.numel() for b in live.values()]), strict=True)
+        return [
+            name
+            for name, differs in found
+            if differs.any() and not isinstance(self._places[name][0], _NormBase)
+        ]
 
     def averaged(self, rows: Tensor) -> dict[str, Tensor]:
         """Average the buffers of all parts of a step: those of floating point.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from paceline.errors import InfrastructureError
 from paceline.launch.cluster import ClusterJob
 from paceline.launch.signals import StopRequests
+from paceline.options.text import clause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,8 @@ class SubmittedJob(ABC):
     def lost(self, why: str) -> JobLostError:
         """Make the error of a job that may run on: what happened, and how to end it by hand."""
         return JobLostError(
-            f"{why}. {self.name} may still run, and cost. Look, and end it: {self.stop_command}"
+            f"{clause(why)}. {self.name} may still run, and cost. Look, and end it: "
+            f"{self.stop_command}"
         )
 
     @abstractmethod

@@ -3,7 +3,7 @@
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import GenericAlias, UnionType
@@ -22,7 +22,7 @@ from cyclopts.exceptions import (
 )
 
 from paceline.errors import HelpShown, UsageError
-from paceline.options.config_file import CONFIG, check_config, read_config
+from paceline.options.config_file import CONFIG, check_config, read_config, without_settled
 from paceline.options.fields import (
     OptionField,
     OptionValue,
@@ -80,6 +80,7 @@ def parse_options(
     tokens: Sequence[str],
     options: Iterable[OptionField],
     hint: str = "",
+    settled: Collection[str] = (),
 ) -> dict[str, OptionValue]:
     """Read options from a command line, and from the environment where it doesn't name them.
 
@@ -89,6 +90,7 @@ def parse_options(
         tokens: The command line after the command.
         options: What is known; `default` is only shown.
         hint: What an error about something unknown says besides.
+        settled: As for `read_options`.
 
     Returns:
         The options that were given, by name; not the defaults.
@@ -97,7 +99,7 @@ def parse_options(
         HelpShown: Help was asked for and printed.
         UsageError: Something unknown or unreadable was given.
     """
-    return dict(read_options(command, about, tokens, options, hint).values)
+    return dict(read_options(command, about, tokens, options, hint, settled).values)
 
 
 @final
@@ -121,10 +123,20 @@ def read_options(
     tokens: Sequence[str],
     options: Iterable[OptionField],
     hint: str = "",
+    settled: Collection[str] = (),
 ) -> GivenOptions:
     """Read options as `parse_options`, and from a file where they have `--config`.
 
     What counts most comes first: the command line, the environment, the file.
+
+    Args:
+        command: As for `parse_options`, like what follows.
+        about: What `--help` says.
+        tokens: The command line.
+        options: What is known.
+        hint: For an error.
+        settled: Names of options of training that the command settles itself. In a file, which may
+            be for `paceline train` as well, they have no effect.
     """
     listed = list(options)
     if wants_help(tokens):
@@ -133,7 +145,7 @@ def read_options(
     sources: dict[str, str] = {}
     app.config = (
         Env(_ENVIRONMENT_PREFIX, command=False),
-        partial(_read_file, listed),
+        partial(_read_file, listed, settled),
         partial(_note_sources, sources),
     )
     app.default(callable_with(listed))
@@ -166,6 +178,7 @@ def _joined(tokens: Sequence[str]) -> list[str]:
 
 def _read_file(
     options: Sequence[OptionField],
+    settled: Collection[str],
     app: App,
     commands: tuple[str, ...],
     arguments: ArgumentCollection,
@@ -175,7 +188,10 @@ def _read_file(
     named = by_name.get(CONFIG.name)
     if named is None or not named.tokens:
         return
-    found = check_config(read_config(named.tokens[-1].value), options)
+    config, idle = without_settled(read_config(named.tokens[-1].value), options, settled)
+    for line in idle:
+        note(f"{line} has no effect on {' '.join(app.name)}, which settles it")
+    found = check_config(config, options)
     for name, (where, parts) in found.items():
         if by_name[name].tokens:
             continue
@@ -397,10 +413,15 @@ def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequen
     Raises:
         UsageError: An option stands there, or nothing.
     """
-    if not tokens or tokens[0].startswith("-"):
+    if not names_something(tokens):
         options = "" if "[" in usage else " [options]"
         raise UsageError(f"{what} is missing. Usage: {usage}{options}")
     return tokens[0], tokens[1:]
+
+
+def names_something(tokens: Sequence[str]) -> bool:
+    """Tell whether a command line begins with something else than an option."""
+    return bool(tokens) and not tokens[0].startswith("-")
 
 
 def take_option(tokens: Sequence[str], name: str) -> tuple[str | None, list[str]]:
@@ -490,7 +511,8 @@ def read_command(
     """Read the positional arguments of a command, and its options.
 
     Args:
-        usage: Name to show, for example `paceline export RUN_DIR FILE`.
+        usage: Name to show, for example `paceline export RUN_DIR FILE`. In brackets arguments may
+            be left out.
         about: What `--help` says first.
         tokens: The command line after the command.
         options: As for `parse_options`.
@@ -503,7 +525,7 @@ def read_command(
     if wants_help(tokens):
         show_help(usage, about, options, tokens)
     given = []
-    for what in words:
+    for what in words if "[" not in usage or names_something(tokens) else ():
         word, tokens = take_word(tokens, usage, what)
         given.append(word)
     return given, parse_options(usage, about, tokens, options)

@@ -5,8 +5,8 @@ An earlier run's `run.json` is such a file, too: its settings and its recipe's a
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, cast, get_args, get_origin
@@ -107,6 +107,30 @@ def _of_run(file: Path, text: str) -> ConfigFile:
     elif ":" in str(content.get("recipe")):  # a file, maybe named from another directory
         named = str(content.get("reference"))
     return ConfigFile(path=file, values=kept | arguments, text=text, recipe=named, is_run=True)
+
+
+def without_settled(
+    config: ConfigFile, options: Iterable[OptionField], settled: Collection[str]
+) -> tuple[ConfigFile, list[str]]:
+    """Leave out of a file what a command settles itself, unless the value is fit for that command.
+
+    Args:
+        config: The file; it may have been written for `paceline train`.
+        options: The command's; `workers`, for example, may be several numbers there, as text.
+        settled: Names of options.
+
+    Returns:
+        The file without them, and where they stand: not of a `run.json`, which has all options.
+    """
+    own = {option.name: option.annotation for option in options}
+
+    def is_idle(name: str, value: object) -> bool:
+        return name in settled and not (name in own and fits(_as_tuple(value), own[name]))
+
+    idle = {n for n, value in config.values.items() if is_idle(n.replace("-", "_"), value)}
+    kept = {name: value for name, value in config.values.items() if name not in idle}
+    told = [] if config.is_run else [f"{config.where(n)}: {n}" for n in config.values if n in idle]
+    return replace(config, values=kept), told
 
 
 def check_config(

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from paceline.errors import UsageError
+from paceline.options.text import clause
 
 Entry = TypeVar("Entry")
 
@@ -64,7 +65,7 @@ def _load(point: EntryPoint, kind: type[Entry], added: str) -> Entry:
         entry = point.load()
     except Exception as error:  # whatever another package's code may raise
         raise UsageError(
-            f"{added}, which can't be imported: {error} ({type(error).__name__}). Mend or "
+            f"{added}, which can't be imported: {clause(error)} ({type(error).__name__}). Mend or "
             "uninstall the package"
         ) from error
     if not isinstance(entry, kind):

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -34,6 +34,7 @@ OptionValue = str | int | float | bool | tuple[object, ...] | None
 
 
 Shape = TypeVar("Shape")
+_TYPED = re.compile(r"--\w[\w-]*(?==|$)", re.ASCII)
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
 
 
@@ -71,6 +72,17 @@ class OptionField:
 def flag(name: str) -> str:
     """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
+
+
+def with_dashes(tokens: Sequence[str]) -> list[str]:
+    """Spell the options of a command line as `flag` does, whichever way they are typed.
+
+    Args:
+        tokens: The command line; what comes after `--` isn't Paceline's.
+    """
+    end = list(tokens).index("--") if "--" in tokens else len(tokens)
+    own = (_TYPED.sub(lambda found: found[0].replace("_", "-"), token) for token in tokens[:end])
+    return [*own, *tokens[end:]]
 
 
 @cache

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paceline.data.download import locked
 from paceline.errors import DataError
+from paceline.options.text import clause
 
 Report = Callable[[str], None]
 
@@ -68,9 +69,9 @@ def download_weights(model: str, report: Report = lambda text: None) -> Mapping[
                     torch.hub.download_url_to_file(url, str(path), digits, progress=False)
         except (OSError, RuntimeError) as error:
             raise DataError(
-                f"the ImageNet weights of {model} could not be downloaded ({error}). By hand: "
-                f"download {url} and put it into {cache}, or name it with --weights {path.name}; "
-                "--weights none starts from random weights"
+                f"the ImageNet weights of {model} could not be downloaded ({clause(error)}). By "
+                f"hand: download {url} and put it into {cache}, or name it with --weights "
+                f"{path.name}; --weights none starts from random weights"
             ) from None
     return read_weights(path)
 

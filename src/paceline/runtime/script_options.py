@@ -7,7 +7,7 @@ from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.errors import UsageError
 from paceline.optim.options import OptimOptions
 from paceline.options.command_line import flag, misspelt_variables, note, parse_options
-from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.fields import OptionField, OptionValue, option_fields, unknown_name
 from paceline.options.figures import listed as in_words
 from paceline.training.config import training_options
 
@@ -91,8 +91,9 @@ def settled(
     known = script_options()
     for name in script:
         if name not in known:
-            names = ", ".join(known)
-            raise UsageError(f"paceline.session() has no option {name!r}. Known: {names}")
+            every = "`paceline run --help-all` lists all"
+            unknown = unknown_name(name, known, "option", all_in=every)
+            raise UsageError(f"paceline.session(): {unknown}")
     for name, value in script.items():
         if name in given and given[name] != value and name != "progress":  # `-q` switches it off
             raise UsageError(

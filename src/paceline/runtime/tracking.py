@@ -1,5 +1,6 @@
 """Starts the processes that feed trackers, and waits for them when the training is over."""
 
+import math
 import os
 import signal
 import subprocess
@@ -7,6 +8,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
 
 from paceline.metrics.options import MetricsOptions
 from paceline.options.shell import command_line
@@ -17,11 +21,44 @@ from paceline.tracking.__main__ import ALONE, BESIDE
 
 LIMIT_S = 30.0
 """From the end of a training until what isn't delivered is left to `paceline track`."""
+CONNECT_S = 15.0
+"""For the first connection, from the start of a tracker's process: a training may be shorter."""
+_UNREACHED_S = 2.0
+"""From the end of a training, for a tracker that hasn't been reached all the while."""
 _SAY_AFTER_S = 1.0
+_EVERY_S = 0.05
 _SPARE_S = 2.0
 """The processes end themselves at the limit; this is for those that don't."""
 
-Processes = Mapping[str, "subprocess.Popen[bytes]"]
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Feeder:
+    """A process that feeds a tracker, and what tells whether it has reached it."""
+
+    process: "subprocess.Popen[bytes]"
+    note: Path
+    """Written anew as soon as the tracker has begun its run, or gone on with it."""
+    before: object
+    """What the note was when the process was started."""
+    started_s: float
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def has_connected(self) -> bool:
+        return _stamp(self.note) != self.before
+
+    def limit_s(self, ended_s: float) -> float:
+        """Say how long after the end of the training it is waited for."""
+        if self.has_connected:
+            return LIMIT_S + _SPARE_S
+        return max(_UNREACHED_S, self.started_s + CONNECT_S - ended_s)
+
+
+Feeders = Mapping[str, _Feeder]
 """By the name of the tracker."""
 
 
@@ -36,19 +73,19 @@ def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) 
         options: Which trackers; `require_trackers` has passed them.
         quiet: Say only what goes wrong.
     """
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+    feeders: dict[str, _Feeder] = {}
     try:
         if options.tracker:
             run.remove_summary()  # to them it is the end
         for name in dict.fromkeys(options.tracker):
             try:
-                processes[name] = _start(BESIDE, run, name, options, *(["quiet"] if quiet else []))
+                feeders[name] = _start(BESIDE, run, name, options, *(["quiet"] if quiet else []))
             except OSError as error:  # no memory, too many processes: the training goes on
                 say(f"paceline: --tracker {name} can't be fed: {error.strerror}")
         yield
     finally:
-        if processes:
-            _finish(run, processes, quiet=quiet)
+        if feeders:
+            _finish(run, feeders, quiet=quiet)
 
 
 def track(run: RunDirectory, options: MetricsOptions) -> Sequence[str]:
@@ -57,64 +94,89 @@ def track(run: RunDirectory, options: MetricsOptions) -> Sequence[str]:
     Returns:
         Names of the trackers that haven't been given everything.
     """
-    processes = {name: _start(ALONE, run, name, options) for name in options.tracker}
+    feeders = {name: _start(ALONE, run, name, options) for name in options.tracker}
     try:
-        return [name for name, process in processes.items() if process.wait() != 0]
+        return [name for name, feeder in feeders.items() if feeder.process.wait() != 0]
     finally:
-        _end(processes)
+        _end(feeders)
 
 
-def _start(
-    how: str, run: RunDirectory, name: str, options: MetricsOptions, *more: str
-) -> subprocess.Popen[bytes]:
+def _start(how: str, run: RunDirectory, name: str, options: MetricsOptions, *more: str) -> _Feeder:
     """Start a process in a session of its own: the terminal's Ctrl-C is the training's."""
     words = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
-    return subprocess.Popen(
+    note = run.tracker_json(name)
+    before = _stamp(note)
+    process = subprocess.Popen(
         [sys.executable, "-P", "-m", "paceline.tracking", *words],
         stdin=subprocess.PIPE if how == BESIDE else subprocess.DEVNULL,
         start_new_session=True,
     )
+    return _Feeder(process=process, note=note, before=before, started_s=time.monotonic())
 
 
-def _finish(run: RunDirectory, processes: Processes, *, quiet: bool) -> None:
+def _stamp(note: Path) -> object:
+    """Tell one state of a file from the next: each is another file, renamed to its name."""
+    try:
+        found = note.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _finish(run: RunDirectory, feeders: Feeders, *, quiet: bool) -> None:
     """Wait for the processes, and say what isn't delivered."""
-    for process in processes.values():
-        assert process.stdin is not None
-        process.stdin.close()  # by which they see the end
-    trained = run.run_json.exists()
+    for feeder in feeders.values():
+        assert feeder.process.stdin is not None
+        feeder.process.stdin.close()  # by which they see the end
+    trained, ended_s = run.run_json.exists(), time.monotonic()
     try:
         with cut_short_by_signals():
-            if not _wait(processes, _SAY_AFTER_S) and trained:
-                listed = " and ".join(n for n, p in processes.items() if p.poll() is None)
-                if not quiet:
-                    say(f"Sending the rest to {listed}, for at most {LIMIT_S:g} s (Ctrl-C ends it)")
-                _wait(processes, LIMIT_S + _SPARE_S - _SAY_AFTER_S)
+            running = _wait(feeders, ended_s, _SAY_AFTER_S)
+            if running and trained and not quiet:
+                most_s = max(feeders[name].limit_s(ended_s) for name in running)
+                say(
+                    f"Sending the rest to {' and '.join(running)}, for at most "
+                    f"{min(most_s, LIMIT_S):.0f} s (Ctrl-C ends it)"
+                )
+            _wait(feeders, ended_s)
     except CutShortError:
         pass
-    _end(processes)
-    late = [name for name, process in processes.items() if process.returncode != 0]
-    if late and trained:
-        again = command_line("track", run.path, *(w for n in late for w in ("--tracker", n)))
-        say(
-            f"paceline: {' and '.join(late)} didn't get everything (why: {run.tracker_log}). "
-            f"Send the rest later: {again}"
-        )
+    _end(feeders)
+    late = [name for name, feeder in feeders.items() if feeder.process.returncode != 0]
+    some = [name for name in late if feeders[name].has_connected]
+    none = [name for name in late if name not in some]
+    if trained:
+        _say_what_is_missing(run, some, "didn't get everything", "Send the rest later")
+        what = "couldn't be reached, and nothing of this start was sent"
+        _say_what_is_missing(run, none, what, "Send it later")
 
 
-def _wait(processes: Processes, limit_s: float) -> bool:
-    """Wait until all have ended, at most so long; tell whether they have."""
-    deadline_s = time.monotonic() + limit_s
-    for process in processes.values():
-        try:
-            process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return False
-    return True
+def _say_what_is_missing(run: RunDirectory, names: Sequence[str], what: str, advice: str) -> None:
+    if names:
+        again = command_line("track", run.path, *(w for n in names for w in ("--tracker", n)))
+        say(f"paceline: {' and '.join(names)} {what} (why: {run.tracker_log}). {advice}: {again}")
 
 
-def _end(processes: Processes) -> None:
+def _wait(feeders: Feeders, ended_s: float, most_s: float = math.inf) -> list[str]:
+    """Wait until all have ended, each at most for its own limit. Returns who still runs.
+
+    Args:
+        feeders: The processes.
+        ended_s: When the training ended.
+        most_s: A limit for all.
+    """
+    while True:
+        after_s = time.monotonic() - ended_s
+        running = {name: feeder for name, feeder in feeders.items() if feeder.is_running}
+        # One that connects meanwhile has more time from then on.
+        if all(after_s >= min(most_s, feeder.limit_s(ended_s)) for feeder in running.values()):
+            return list(running)
+        time.sleep(_EVERY_S)
+
+
+def _end(feeders: Feeders) -> None:
     """End processes, with those that they have started."""
-    for process in processes.values():
+    for process in (feeder.process for feeder in feeders.values()):
         if process.returncode is None:  # not reaped: its group's number is nobody else's yet
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

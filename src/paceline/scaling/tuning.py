@@ -179,6 +179,11 @@ def _of_device(facts: Facts) -> Iterable[Change]:
         yield Change(name="contiguous", settings={"memory_format": "contiguous"}, kind="rounding")
     if facts.device != "cpu" and own.get("tf32") == "off":
         yield Change(name="tf32", settings={"tf32": "on"}, kind="quality")
+    without = facts.device == "cuda" and own.get("cuda_graphs", "off") == "off"
+    if without and not any(own.get(name) for name in ("shards", "compile", "sync_batchnorm")):
+        # Compiled code refuses graphs: of the two one is taken.
+        instead: Mapping[str, OptionValue] = {"cuda_graphs": "on", "compile": False}
+        yield Change(name="cuda-graphs", settings=instead, kind="same bits")
     if own.get("precision") == "fp32" and own.get("shards") is None:
         yield Change(name="bf16", settings={"precision": "bf16"}, kind="quality")
 

@@ -31,6 +31,8 @@ class RunInfo:
     note: str = ""
     started_s: float = 0.0
     """When the training was first started, in seconds since 1970."""
+    kept_in: str = ""
+    """What `Opened.kept_in` has said before; empty the first time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +40,13 @@ class Opened:
     """A run that a tracker has begun, or goes on with."""
 
     id: str
-    """By which the tracker knows it; given to `open` after a resume."""
+    """By which the tracker knows it; given to `open` after a resume. Where it is another one than
+    before, it is given all rows."""
     where: str
     """Where it can be seen, for the user: no credentials in it."""
+    kept_in: str = ""
+    """Where the tracker keeps the run, absolute and without credentials, where it might be looked
+    for elsewhere after a resume: from another working directory, without a variable."""
     last_step: int | None = None
     """The newest step that it has, where the tracker can tell; what is newer is logged again."""
 

@@ -19,6 +19,7 @@ from paceline.distributed.environment import surroundings
 from paceline.errors import UsageError
 from paceline.files import read_json_object, write_json
 from paceline.options.fields import read_dataclass
+from paceline.options.text import clause
 from paceline.results.run_directory import RunDirectory
 from paceline.tracking.base import Row, Sink
 from paceline.tracking.registry import SinkEntry, trackers
@@ -41,6 +42,7 @@ class TrackerNote:
     id: str
     where: str
     cursor: Cursor
+    kept_in: str = ""
     is_complete: bool = False
     """Whether everything up to the end of the training has been delivered."""
 
@@ -86,6 +88,11 @@ class Follower:
         self._note: TrackerNote | None = None
         self._retry_s, self._retry_at_s = _FIRST_RETRY_S, 0.0
 
+    @property
+    def has_connected(self) -> bool:
+        """Whether the tracker has begun its run, or gone on with it, in this process."""
+        return self._note is not None
+
     def deliver(self, *, is_over: bool, is_last: bool = False) -> bool:
         """Deliver what is new, and where the training is over the rest, too.
 
@@ -126,11 +133,14 @@ class Follower:
         """Begin the tracker's run, or go on with it."""
         before = TrackerNote.read(self._run, self._name)
         info = describe(self._run, self._project)
+        info = replace(info, kept_in=before.kept_in if before else "")
         self._sink = sink = self._entry.make()
         opened = sink.open(info, before.id if before else None)
-        cursor = before.cursor if before else Cursor()
+        # Where the tracker had to begin another run, that has nothing yet.
+        cursor = before.cursor if before and before.id == opened.id else Cursor()
         where = without_secrets(opened.where)  # it is copied elsewhere with --copy-to
-        self._note = TrackerNote(id=opened.id, where=where, cursor=cursor)
+        kept_in = opened.kept_in if without_secrets(opened.kept_in) == opened.kept_in else ""
+        self._note = TrackerNote(id=opened.id, where=where, cursor=cursor, kept_in=kept_in)
         self._put()
         self._rows, self._pending = NewRows(self._run, cursor, opened.last_step), []
         if not self._quiet:
@@ -156,8 +166,8 @@ class Follower:
         log("".join(traceback.format_exception(error)), self._name)
         again = "" if is_last else ". It is tried again while the training runs"
         where = f"; more in {self._run.tracker_log}"
-        first_line = str(error).strip().partition("\n")[0] or type(error).__name__
-        self._print(f"{first_line}{again}{where}")
+        first_line = str(error).strip().partition("\n")[0]
+        self._print(f"{clause(first_line or error)}{again}{where}")
         self.close()
         self._retry_at_s = time.monotonic() + self._retry_s
         self._retry_s = min(_LONGEST_RETRY_S, 2 * self._retry_s)
@@ -187,7 +197,8 @@ def follow(
         follower: What is delivered where.
         run: The run directory.
         is_over: Whether the training has ended.
-        patient: Go on trying after the end, until this process is ended; otherwise once.
+        patient: Go on trying after the end, until this process is ended, where the tracker has
+            been reached before; otherwise once.
 
     Returns:
         Whether everything is delivered.
@@ -195,9 +206,10 @@ def follow(
     while True:
         over = is_over()
         if run.run_json.exists():
-            if follower.deliver(is_over=over, is_last=over and not patient):
+            is_last = over and not (patient and follower.has_connected)
+            if follower.deliver(is_over=over, is_last=is_last):
                 return True
-            if over and not patient:
+            if over and not (patient and follower.has_connected):
                 return False
         elif over:
             return True  # nothing was trained

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import mlflow
 from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from paceline.distributed.environment import set_variables, surroundings
@@ -18,6 +19,8 @@ from paceline.tracking.base import Ending, Opened, Row, RunInfo, Sink
 _STATES: Mapping[Ending, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _NO_NAME = re.compile(r"[^\w. /:-]")
 """What no name of a metric or a tag may have in it."""
+_SERVICES = frozenset({"databricks", "databricks-uc", "uc"})
+"""Names of MLflow's for stores, which look like folders."""
 _MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000
 """Of one call, as MLflow's REST API limits them."""
 
@@ -33,18 +36,17 @@ class MlflowSink(Sink):
         self._newest = Row(step=0, time_s=0.0)
 
     def open(self, run: RunInfo, previous: str | None) -> Opened:
-        """Begin or resume the run."""
-        self._client = client = MlflowClient(_tracking_uri())
+        """Begin or resume the run; a new one where MLflow hasn't the earlier one."""
+        self._client = client = MlflowClient(_tracking_uri(run.kept_in))
         self._started_s = run.started_s
-        if previous is None and not self._id:  # else an earlier try has made it
+        if previous is not None and _resumed(client, previous):
+            self._id = previous
+        else:
             created = client.create_run(_experiment(client, run), run_name=run.name)
             self._id = created.info.run_id
-        elif previous is not None:
-            self._id = previous
-            client.update_run(previous, status="RUNNING")
         self._describe(run)
         # `log` has returned only once MLflow has the rows: no need to ask which it has.
-        return Opened(id=self._id, where=self._where())
+        return Opened(id=self._id, where=self._where(), kept_in=_absolute(client.tracking_uri))
 
     def log(self, rows: Sequence[Row]) -> None:
         """Send rows; they are delivered once it returns."""
@@ -97,18 +99,34 @@ class MlflowSink(Sink):
         return f"{address}/#/experiments/{info.experiment_id}/runs/{self._id}"
 
 
-def _tracking_uri() -> str:
+def _resumed(client: MlflowClient, run_id: str) -> bool:
+    """Go on with a run; False where MLflow has none of this id."""
+    try:
+        client.update_run(run_id, status="RUNNING")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return False
+    return True
+
+
+def _tracking_uri(kept_in: str) -> str:
     """Settle where MLflow keeps runs.
 
-    Where nothing says so, MLflow takes `mlflow.db` in the working directory. `mlflow-skinny` can't
-    write that: then it is the folder `mlruns`, as in MLflow 2.
+    Where neither the user nor an earlier start says so, MLflow takes `mlflow.db` in the working
+    directory. `mlflow-skinny` can't write that: then it is the folder `mlruns`, as in MLflow 2.
+
+    Args:
+        kept_in: Where the run was begun; it may be another host's folder, which isn't here.
     """
     # It prints the run's address, in which there may be a password; and it would try for minutes
     # before it says that nobody answers: `follow` tries again as well.
     retries = surroundings().get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     set_variables({"MLFLOW_HTTP_REQUEST_MAX_RETRIES": retries})
     set_variables({"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"})
-    uri = str(mlflow.get_tracking_uri())
+    uri, path = str(mlflow.get_tracking_uri()), _local_path(kept_in)
+    if kept_in and not mlflow.is_tracking_uri_set() and (path is None or path.exists()):
+        uri = kept_in
     if uri.startswith("sqlite:") and find_spec("sqlalchemy") is None:
         if mlflow.is_tracking_uri_set():
             raise ImportError(f"{uri} needs all of MLflow: pip install mlflow")
@@ -116,6 +134,26 @@ def _tracking_uri() -> str:
     if urlsplit(uri).scheme in ("", "file"):
         set_variables({"MLFLOW_ALLOW_FILE_STORE": "true"})  # MLflow 3.17 asks for it
     return uri
+
+
+def _local_path(uri: str) -> Path | None:
+    """Name the folder or file that an address stands for; None for a server's."""
+    parts = urlsplit(uri)
+    if uri in _SERVICES:
+        return None
+    if parts.scheme == "sqlite":
+        return Path(unquote(parts.path.removeprefix("/")))
+    return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
+
+
+def _absolute(uri: str) -> str:
+    """Write an address so that it is found from any working directory, and without a user."""
+    parts, path = urlsplit(uri), _local_path(uri)
+    if path is None:
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    if path.is_absolute():
+        return uri
+    return f"sqlite:///{path.absolute()}" if parts.scheme == "sqlite" else path.absolute().as_uri()
 
 
 def _experiment(client: MlflowClient, run: RunInfo) -> str:

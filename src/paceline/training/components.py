@@ -25,6 +25,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.launch.heartbeat import COMPILING, note
+from paceline.options.text import clause
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
 from paceline.training.options import ComputeOptions, Precision
@@ -327,7 +328,7 @@ def _is_of_compiler(error: Exception) -> bool:
 
 
 def _in_brief(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
+    first = clause(str(error).strip().partition("\n")[0])
     return shorten(f"{type(error).__name__}: {first}", _MOST_TEXT, placeholder=" ...")
 
 

@@ -24,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica import Forward
+from paceline.options.text import clause
 from paceline.training.options import ComputeOptions
 
 _REPEATS = 3
@@ -234,7 +235,7 @@ def _can_be_copied(tensor: Tensor) -> bool:
 
 
 def _in_brief(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0]
+    first = clause(str(error).strip().partition("\n")[0])
     first = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
     return shorten(first, _MOST_TEXT, placeholder=" ...")
 

@@ -34,12 +34,12 @@ from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import (
+    NOTHING,
     Agreement,
     Status,
     StopFlag,
     agree,
     agree_on_pause,
-    nothing,
 )
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.validation import check_method
@@ -397,7 +397,7 @@ class Engine:
             self.context.optimizer_step.refuse_a_step_of_its_own()
         self.update(optimizer, zero_grads=False)
 
-    def agree(self, more: Callable[[], Tensor] = nothing) -> Agreement:
+    def agree(self, more: Callable[[], Tensor] | None = None) -> Agreement:
         """Count, and learn what the other workers know.
 
         Args:
@@ -420,7 +420,7 @@ class Engine:
             step=progress.state.step,
             skipped=0 if context.optimizer_step.counts_batches else self.step.skipped,
         )
-        own = more()
+        own = NOTHING if more is None else more()
         if batch_waits is not None:
             self.note.operation = "agree"
         agreed = agree(status, context.group, context.division, own)

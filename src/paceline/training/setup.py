@@ -183,7 +183,9 @@ def _context(
             sync=method_of(config),
         ),
         gpu=GpuMonitor.of(group.device) if is_accelerator(group.device) else None,
-        buffer_averager=BufferAverager(components, group, division),
+        buffer_averager=BufferAverager(
+            components, group, division, console.warn if group.rank == 0 else None
+        ),
         random=RandomStreams(config.loop.seed, group.rank, group.device),
         run=run,
         console=console,

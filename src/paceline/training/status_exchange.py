@@ -138,11 +138,6 @@ class Agreement:
     """(parts, K) float64, in order: what was given besides."""
 
 
-def nothing() -> Tensor:
-    """Give no further numbers to exchange."""
-    return NOTHING
-
-
 def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHING) -> Agreement:
     """Exchange the workers' status. Collective, blocks until every worker is there.
 

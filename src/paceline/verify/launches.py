@@ -62,7 +62,7 @@ class ResumeRequest:
 class VerifyRequest:
     """What is verified, and how."""
 
-    request: TrainRequest
+    training: TrainRequest
     config: TrainConfig
     workers: tuple[int, ...]
     steps: int
@@ -96,14 +96,14 @@ class LaunchPart:
 class VerifyLauncher:
     """Launches the training that is verified, again and again."""
 
-    asked: VerifyRequest
+    request: VerifyRequest
     place: Path
     on_cpu: bool
 
     @property
     def keeps_dropout(self) -> bool:
         """Whether the training promises the same dropout on any number of workers."""
-        return self.asked.config.data.shards is not None
+        return self.request.config.data.shards is not None
 
     def launch(
         self, workers: int, *, disturbed: bool = False, part: LaunchPart | None = None
@@ -143,7 +143,7 @@ class VerifyLauncher:
             places = []
         is_killed = part is not None and part.kill_at
         failures = () if is_killed else outcome.failures
-        failure = _explain(failures, self.asked.request.reference, records, traceback=not places)
+        failure = _explain(failures, self.request.training.reference, records, traceback=not places)
         trace = collect_trace(events, failure, places, programs_started(records))
         starting_s = took_s if trace.began_s is None else trace.began_s - started_s
         trace = replace(trace, took_s=took_s, starting_s=starting_s)
@@ -171,7 +171,7 @@ class VerifyLauncher:
         from paceline.launch.local.launcher import launch_local, prepare
         from paceline.verify.observed_launch import run_observed
 
-        threads, command = self.threads(workers), self.asked.command
+        threads, command = self.threads(workers), self.request.command
         if command is not None and command.has_launcher:
             command = replace(command, arguments=(*command.arguments, *more_args))
             file = records / "trial.json"
@@ -211,10 +211,10 @@ class VerifyLauncher:
     def threads(self, workers: int) -> int:
         """Give as many threads per worker as `paceline run` and `train` would."""
         variables = current_variables()
-        if self.asked.command is not None:
-            variables |= variables_for(self.asked.command, workers, on_cpu=self.on_cpu)
-        asked, omp = self.asked.config.worker_threads, variables.get("OMP_NUM_THREADS")
-        return threads_per_worker(asked, workers, usable_cores(), omp)
+        if self.request.command is not None:
+            variables |= variables_for(self.request.command, workers, on_cpu=self.on_cpu)
+        threads, omp = self.request.config.worker_threads, variables.get("OMP_NUM_THREADS")
+        return threads_per_worker(threads, workers, usable_cores(), omp)
 
     @contextmanager
     def _report_changes(self) -> Iterator[None]:
@@ -224,7 +224,7 @@ class VerifyLauncher:
         if self.confines or not self.holds_back:
             yield
             return
-        places = dict.fromkeys((Path.cwd(), Path(self.asked.request.reference).parent))
+        places = dict.fromkeys((Path.cwd(), Path(self.request.training.reference).parent))
         before = [files_below(place) for place in places]
         yield
         after = [files_below(place) for place in places]
@@ -234,7 +234,7 @@ class VerifyLauncher:
     @property
     def holds_back(self) -> bool:
         """Whether there is code of the user's, which may write anything."""
-        request = self.asked.request
+        request = self.request.training
         return request.kind == "script" or not request.reference.startswith("paceline.")
 
     @property
@@ -253,12 +253,12 @@ class VerifyLauncher:
     ) -> str:
         from paceline.verify.trial import Trial
 
-        command, variables = self.asked.command, dict[str, str]()
+        command, variables = self.request.command, dict[str, str]()
         if command is not None and not command.has_launcher:
             variables = variables_for(command, workers, on_cpu=self.on_cpu)
-        given = (*self.asked.request.script_args, *(part.more_args if part else ()))
+        given = (*self.request.training.script_args, *(part.more_args if part else ()))
         arguments = tuple(with_workers(word, workers) for word in given)
-        request = replace(self.asked.request, run_dir=str(run.path), script_args=arguments)
+        request = replace(self.request.training, run_dir=str(run.path), script_args=arguments)
         if request.kind == "recipe":
             more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
             request = replace(request, settings={**request.settings, **more})
@@ -267,7 +267,7 @@ class VerifyLauncher:
             records=str(records),
             place=str(self.place) if self.holds_back else "",
             confines=self.confines,
-            steps=self.asked.steps,
+            steps=self.request.steps,
             disturbed=disturbed,
             keeps_dropout=self.keeps_dropout,
             on_cpu=self.on_cpu,
@@ -275,15 +275,15 @@ class VerifyLauncher:
             variables=variables,
             overlay=str(run.path / _OVERLAY) if part else "",
             notes_state=part is not None,
-            epochs=self.asked.epochs,
+            epochs=self.request.epochs,
             kill_at=part.kill_at if part else 0,
             log_dir=str(run.logs),
         ).to_json()
 
     def _timeout_s(self) -> float:
         """Wait less long than trainings do: a verification has few steps, and a user looks on."""
-        config = self.asked.config
-        return config.dist.timeout_s if "timeout_s" in self.asked.request.given else _TIMEOUT_S
+        config = self.request.config
+        return config.dist.timeout_s if "timeout_s" in self.request.training.given else _TIMEOUT_S
 
 
 def _explain(

@@ -289,6 +289,23 @@ def test_a_run_is_fetched_with_the_newest_and_the_best(
     assert record.takes_over == owner.token != record.token
 
 
+def test_the_end_is_fetched_too_until_the_training_goes_on(
+    copied: RunDirectory, store: StoreUnderTest, tmp_path: Path
+) -> None:
+    copied.summary_json.write_text('{"steps": 30}')
+    copier = copier_of(copied, store)
+    copier.copy()
+    copier.copy_summary()
+    other = RunDirectory.named(tmp_path / "elsewhere")
+    fetch_run("file:///away/run", store, other, lambda _: None)
+    assert other.read_summary() == {"steps": 30}
+    copied.remove_summary()
+    copier_of(copied, store).copy()
+    third = RunDirectory.named(tmp_path / "third")
+    fetch_run("file:///away/run", store, third, lambda _: None)
+    assert not third.summary_json.exists()
+
+
 def test_a_damaged_copy_is_passed_over(
     copied: RunDirectory, store: StoreUnderTest, tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_machine(change: dict[str, object], what: str, state: State, words: 
     [
         ({"open_files": 256}, "open files", "warning", "ulimit -n"),
         ({"shared_memory_bytes": 64 << 20}, "/dev/shm", "warning", "--shm-size"),
+        ({"shared_memory_bytes": 1000 << 20}, "/dev/shm", "warning", "16 of them may fill 1.1 GB"),
         ({"rdma_devices": ("efa_0",)}, "locked memory", "fault", "efa_0"),
     ],
 )

@@ -119,8 +119,12 @@ def test_fewer_epochs_than_are_done(
 
 
 def test_an_unknown_name_to_allow_lists_the_known(run: RunDirectory) -> None:
-    with pytest.raises(UsageError, match="unknown option to change 'epoch'"):
+    with pytest.raises(UsageError, match=r"'epoch'\. Did you mean 'epochs'\? .*--help-all"):
         PreviousRun.read(run).changed({}, ["epoch"])
+    with pytest.raises(UsageError, match=r"'target-acuracy'\. Did you mean 'target-accuracy'\?"):
+        PreviousRun.read(run).changed({}, ["target_acuracy"])
+    with pytest.raises(UsageError, match=r"all the same: --allow-change label-smoothing$"):
+        PreviousRun.read(run).changed({"label_smoothing": 0.3}, [])
 
 
 def test_free_options_are_options() -> None:

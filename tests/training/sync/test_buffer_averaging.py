@@ -52,3 +52,30 @@ def test_shards_give_the_same_rows_on_any_number_of_workers() -> None:
         for rows, mean in run_ranks(world_size, body):
             assert torch.equal(rows, first)
             assert all(torch.equal(mean[name], average[name]) for name in average)
+
+
+class Codebook(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.zeros(3))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("shards", "follows_samples"), [(None, True), (None, False), (2, True)])
+def test_own_buffers_that_follow_a_workers_samples_are_named_once(
+    shards: int | None, follows_samples: bool
+) -> None:
+    def body(group: Group) -> list[str]:
+        model, said = Codebook(), list[str]()
+        components = Components(models={"model": model})
+        division = Division.of(shards, group.world_size)
+        statistics = BufferAverager(components, group, division, said.append)
+        model.get_buffer("codes").add_(group.rank if follows_samples else 1)
+        for _ in range(2):
+            with statistics.averaged_buffers():
+                pass
+        return said
+
+    for said in run_ranks(2, body):
+        assert len(said) == (follows_samples and shards is None)
+        assert all("codes" in line and "--shards 2" in line for line in said)

@@ -69,6 +69,8 @@ class RunCopier:
         self._there: dict[int, bytes] | None = None
         """Manifests of the snapshots that are whole there; None: not known yet."""
         self._best_there = -1
+        self._has_summary = False
+        """Whether the end of a training is there."""
         self._sent: dict[str, str] = {}
         """SHA-256 of the files that were sent and verified."""
         self._sent_bytes: dict[str, int] = {}
@@ -127,6 +129,9 @@ class RunCopier:
             Exception: The store failed. Another call goes on where this one failed.
         """
         there = self._list_remote()
+        if self._has_summary and not self._run.summary_json.exists():
+            self._store.delete(SUMMARY)  # a training that goes on hasn't ended
+            self._has_summary = False
         # The newest first: that is what a machine that is lost would lose.
         local = self._local()
         self._seen |= {step for step in local.keys() - there.keys() if step > self._copied_to}
@@ -148,6 +153,7 @@ class RunCopier:
     def copy_summary(self) -> None:
         """Copy `summary.json`, after everything else."""
         self._copy_small(SUMMARY)
+        self._has_summary = True
 
     def _list_remote(self) -> dict[int, bytes]:
         """Find out, once, what is there; remove the parts of snapshots that never became whole."""
@@ -155,7 +161,9 @@ class RunCopier:
             return self._there
         # A snapshot is whole once its manifest, which is copied last, is there.
         there, parts = {}, []
-        for name in self._store.names():
+        names = self._store.names()
+        self._has_summary = SUMMARY in names
+        for name in names:
             found = _SNAPSHOT.fullmatch(name)
             if found is None:
                 continue

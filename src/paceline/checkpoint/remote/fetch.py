@@ -16,6 +16,7 @@ from paceline.checkpoint.remote.copier import (
     RUN,
     SMALL_MAX_BYTES,
     SMALL_NAMES,
+    SUMMARY,
     is_log_or_tracker,
     read_manifest,
     read_owner,
@@ -59,7 +60,7 @@ def fetch_run(url: str, store: RemoteStore, run: RunDirectory, report: Report) -
         # Snapshots first: what is damaged there is found before anything counts.
         with storing(run.path):
             newest = _fetch_snapshots(store, run, names, report)
-            for name in (*SMALL_NAMES, *filter(is_log_or_tracker, names)):
+            for name in (*SMALL_NAMES, SUMMARY, *filter(is_log_or_tracker, names)):
                 if name != RUN:
                     _fetch_small(store, run, name)
             CopyRecord(url=url, takes_over=owner if isinstance(owner, str) else None).write(run)
@@ -73,7 +74,7 @@ def fetch_run(url: str, store: RemoteStore, run: RunDirectory, report: Report) -
 
 def _discard(run: RunDirectory) -> None:
     """Remove what was fetched of a run that couldn't be fetched whole."""
-    for name in (*SMALL_NAMES, *(path.name for path in run.path.glob("tracker-*.json"))):
+    for name in (*SMALL_NAMES, SUMMARY, *(path.name for path in run.path.glob("tracker-*.json"))):
         (run.path / name).unlink(missing_ok=True)
     for folder in (run.snapshots, run.logs):
         shutil.rmtree(folder, ignore_errors=True)

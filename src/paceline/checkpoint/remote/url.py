@@ -3,6 +3,7 @@
 import re
 
 from paceline.errors import UsageError
+from paceline.options.text import clause
 
 OFF = "none"
 """What `--copy-to` is given to copy nothing any more."""
@@ -84,4 +85,4 @@ def without_secrets(text: str) -> str:
 def reason_of(error: BaseException) -> str:
     """Say in one short line, without secrets, what a store's library raised."""
     said = " ".join(without_secrets(str(error)).split())[:_MOST_CHARACTERS]
-    return said or type(error).__name__
+    return clause(said or error)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from paceline.checkpoint.options import SnapshotOptions
 from paceline.checkpoint.remote.url import check_url, is_url, reason_of
-from paceline.cli.commands.train import file_name
+from paceline.cli.target import file_name
 from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
 from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
 from paceline.options.shell import command_line

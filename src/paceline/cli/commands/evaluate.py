@@ -1,4 +1,4 @@
-"""`paceline evaluate RUN_DIR`: evaluates a run's model and draws its confusion matrix."""
+"""`paceline evaluate [RUN_DIR]`: evaluates a run's model and draws its confusion matrix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -54,17 +54,18 @@ _MOST_MISTAKES = 10
 _ABOUT = (
     "Print loss, top-1 and top-5 of a run's model on the validation set, and for each class recall "
     "(its accuracy), precision and F1. Write RUN_DIR/evaluation/confusion.png and .json, and "
-    "RUN_DIR/report.html again, with the confusion matrix. "
+    "RUN_DIR/report.html again, with the confusion matrix. Without RUN_DIR, of the newest run "
+    "below runs/. "
     f"{RUN_OR_NAME}"
 )
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    (where,), given = read_command(
-        "paceline evaluate RUN_DIR", _ABOUT, tokens, _OPTIONS, "the run directory"
+    named, given = read_command(
+        "paceline evaluate [RUN_DIR]", _ABOUT, tokens, _OPTIONS, "the run directory"
     )
-    output, run = Output.take(given), choose_run(where)
+    output, run = Output.take(given), choose_run(*named) if named else _newest()
     PreviousRun.read_recipe(run)  # before torch is loaded, and it is said which snapshot is taken
     from paceline.training.evaluation.evaluate_run import (
         evaluate_run,
@@ -93,6 +94,12 @@ def main(tokens: Sequence[str]) -> int:
         if has_report:
             print(f"report            {run.report_html}")
     return ExitCode.DONE
+
+
+def _newest() -> RunDirectory:
+    from paceline.report.runs.listing import newest_started, usual_run
+
+    return usual_run("evaluate", "Evaluating", newest_started)
 
 
 def _as_json(

@@ -1,4 +1,4 @@
-"""`paceline report DIR`: writes the page of a run or a scaling study again, also while it runs."""
+"""`paceline report [DIR]`: writes the page of a run or a scaling study again, at any time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,9 @@ from paceline.results.run_directory import RunDirectory
 
 _ABOUT = (
     "Write DIR/report.html again, of a run directory (or the name of a run below runs/) or of a "
-    "scaling study's directory; works at any time, while it runs as well. With --watch serve a "
-    "run's page until Ctrl-C, made again whenever the run has something new."
+    "scaling study's directory, without DIR of the newest run below runs/; works at any time, "
+    "while it runs as well. With --watch serve a run's page until Ctrl-C, made again whenever the "
+    "run has something new."
 )
 _LOOPBACK = "127.0.0.1"
 _OPTIONS = (
@@ -53,14 +54,14 @@ _OPTIONS = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    (where,), given = read_command(
-        "paceline report DIR",
+    named, given = read_command(
+        "paceline report [DIR]",
         _ABOUT,
         tokens,
         _OPTIONS,
         "the run directory, or that of a scaling study",
     )
-    run = choose_run(where)
+    run = choose_run(*named) if named else _newest()
     if given.get("watch"):
         if given.get("html"):
             raise UsageError("--watch serves the page, and --html writes it: give one of the two")
@@ -75,6 +76,12 @@ def main(tokens: Sequence[str]) -> int:
         page = _write(run, path)
     print(printable(str(page)))
     return ExitCode.DONE
+
+
+def _newest() -> RunDirectory:
+    from paceline.report.runs.listing import newest_started, usual_run
+
+    return usual_run("report", "Report of", newest_started)
 
 
 def _watch(run: RunDirectory, given: Mapping[str, OptionValue]) -> int:

@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
-from paceline.cli.commands.train import file_name, read_recipe_options
+from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.cli.target import file_name, recipe_in_config, refuse_another
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
@@ -89,6 +90,10 @@ def main(tokens: Sequence[str]) -> int:
         where, rest, copies = _fetched(where, rest)
     run = choose_run(where)
     past = PreviousRun.read(run)
+    own, _ = part_script_args(rest)
+    # A recipe's file may have been named from another directory.
+    trained = past.reference if ":" in past.recipe else past.recipe
+    refuse_another(trained, recipe_in_config(own), is_script=past.kind == "script")
     if past.kind == "script":
         return _resume_script(run, past, where, rest, copies)
     recipe = load_recipe(past.reference)
@@ -412,10 +417,10 @@ def _print_finished(
 
     report = read_run(run, with_steps=False)
     name = _ENDED_BY.get(str(report.summary.get("stopped_because")), ("",))[0]
-    again = ["resume", str(run.path)]
+    again, typed = ["resume", str(run.path)], flag(name or "epochs").lstrip("-")
     if name:
         again += [flag(name), "..."]
-    more = f"To train on: {command_line(*again, '--allow-change', name or 'epochs')}"
+    more = f"To train on: {command_line(*again, '--allow-change', typed)}"
     if request.kind == "script" and name not in request.given:
         command = command_line("resume", run.path)
         more = (

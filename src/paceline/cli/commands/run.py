@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
-from paceline.cli.commands.train import RUN_DIR, begin, merge_layers, print_config
+from paceline.cli.commands.train import RUN_DIR, begin, print_config
 from paceline.cli.output import TRAIN_OUTPUT, Output
+from paceline.cli.target import merge_layers, recipe_in_config, refuse_another
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     part_script_args,
@@ -43,6 +44,7 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
+    refuse_another(script, recipe_in_config(own), is_script=True)
     command = shlex.join(("paceline", "run", script))
     hint = f"Arguments of the script itself come after --: {command} -- ..."
     refuse_of_recipes(own, hint)

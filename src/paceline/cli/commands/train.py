@@ -1,6 +1,6 @@
 """`paceline train RECIPE`: trains a recipe, the embedded digits by default."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,25 +14,24 @@ from paceline.cli.cluster_submit import (
 )
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
-from paceline.distributed.environment import surroundings
+from paceline.cli.target import file_name, merge_layers, take_target
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     GivenOptions,
-    flag,
     read_options,
     wants_help,
     with_defaults,
     words,
 )
-from paceline.options.config_file import CONFIG, PRINT_CONFIG, as_toml, read_config
+from paceline.options.config_file import CONFIG, PRINT_CONFIG, as_toml
 from paceline.options.fields import OptionField, OptionValue
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place, say_starting, warn_of_no_effect
 from paceline.runtime.script_options import warn_of_variables
 from paceline.runtime.spec import Launch
-from paceline.training.config import TrainConfig, TrainRequest, merge, training_options
+from paceline.training.config import TrainConfig, TrainRequest, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.training.sync.validation import refuse_idle
 
@@ -55,14 +54,8 @@ _ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     is_named = bool(tokens) and not tokens[0].startswith("-")
-    in_file = recipe_in_config(tokens)
-    name, rest = split(tokens) if is_named else (in_file or DEFAULT, tokens)
+    name, rest = take_target(tokens, "paceline train RECIPE", "the recipe", DEFAULT)
     reference = reference_of(name)
-    if in_file is not None and reference_of(in_file) != reference:
-        raise UsageError(
-            f"--config is for the recipe {in_file}, and the command names {name}: take one of them "
-            "out"
-        )
     recipe = load_recipe(reference)
     command, which = f"paceline train {name}", ""
     if not is_named and wants_help(rest):
@@ -99,20 +92,6 @@ def main(tokens: Sequence[str]) -> int:
     output.print_settings(request, sources, dry_run=plans)
     paths = tuple(sorted(recipe.paths_among(arguments)))
     return begin(name, request, config, choice, given, where, paths, output)
-
-
-def merge_layers(
-    options: Mapping[str, OptionValue],
-    of_file: Container[str],
-    recipe_settings: Mapping[str, OptionValue],
-) -> dict[str, OptionValue]:
-    """Put what was typed over the settings of a file, and both over the recipe's.
-
-    Of options that exclude each other (`global_batch`, `batch_per_worker`) the upper one stays.
-    """
-    filed = {name: value for name, value in options.items() if name in of_file}
-    typed = {name: value for name, value in options.items() if name not in of_file}
-    return merge(typed, merge(filed, recipe_settings))
 
 
 def begin(
@@ -180,27 +159,6 @@ def begin(
     return code
 
 
-def split(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Take the first word off."""
-    return tokens[0], tokens[1:]
-
-
-def recipe_in_config(tokens: Sequence[str]) -> str | None:
-    """Give the recipe that the file of `--config`, or of PACELINE_CONFIG, names, if it does.
-
-    Raises:
-        UsageError: The file can't be read, or is the `run.json` of a script.
-    """
-    if wants_help(tokens):
-        return None
-    path = surroundings().get("PACELINE_CONFIG", "")
-    for place, token in enumerate(tokens):
-        option, _, text = token.partition("=")
-        if option == flag(CONFIG.name):
-            path = text or " ".join(tokens[place + 1 : place + 2])
-    return read_config(path).recipe if path else None
-
-
 def print_config(request: TrainRequest) -> None:
     """Print a training's settings as a file that `--config` takes.
 
@@ -262,9 +220,3 @@ def read_recipe_options(
     found = read_options(command, about, tokens, known)
     warn_of_variables(known)
     return found
-
-
-def file_name(name: str) -> str:
-    """Turn a recipe's name into part of a directory's name."""
-    stem = name.rpartition("/")[2].replace(".py:", "-")
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem)

@@ -1,6 +1,7 @@
 """`paceline tune`: what makes a training faster on this machine? Tries it, in pairs of trials."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +30,11 @@ from paceline.options.command_line import (
     words,
 )
 from paceline.options.config_file import CONFIG, as_toml
-from paceline.options.durations import format_duration, parse_duration_s
+from paceline.options.durations import format_clock, format_duration, parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.figures import show_whole_percent
 from paceline.options.shell import command_line
-from paceline.options.text import aligned
+from paceline.options.text import aligned, line_width
 from paceline.results.json_object import JsonObject, as_read_back, section
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import TUNE_JSON
@@ -138,10 +139,11 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     target.check()
     if fills(target.script_args):
         raise UsageError("{global_batch} in a script's arguments is for paceline scale")
-    options, given = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed)
+    options, found = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
     if not options.check_quality:
-        refuse_only_trained(given, "--check-quality", is_script=target.is_script)
+        refuse_only_trained(found, "--check-quality", is_script=target.is_script)
     _check_output(Path(options.output).expanduser())
+    given = found.values
     hosts = StudyHosts.taken_from(given)
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
     training = {name: value for name, value in given.items() if name not in arguments}
@@ -301,7 +303,10 @@ def _as_text(tuner: Tuner) -> str:
     rows += [_row(tried, _options(tried)) for tried in tuner.tried]
     if tuner.confirmed is not None:
         rows.append(_row(tuner.confirmed, "measured again: " + _options(tuner.confirmed)))
-    text = "\n".join(aligned(rows, left={0, 1, 5}))
+    if not any(row[4] for row in rows[1:]):
+        rows = [(*row[:4], row[5]) for row in rows]
+    last = len(rows[0]) - 1
+    text = "\n".join(aligned(rows, left={0, 1, last}, width=line_width(sys.maxsize)))
     if len(tuner.usual) > 1:
         low, high = min(tuner.usual), max(tuner.usual)
         text += (
@@ -319,7 +324,7 @@ def _row(tried: Tried, name: str) -> tuple[str, ...]:
         tried.change.kind,
         f"{gain.mean:.2f} x" if gain.ratios else "",
         f"{low:.2f} to {high:.2f}" if math.isfinite(high) else "",
-        format_duration(gain.pays_after_s) if gain.start_s and gain.mean > 1 else "",
+        format_clock(gain.pays_after_s) if gain.start_s and gain.mean > 1 else "",
         tried.verdict,
     )
 

@@ -3,7 +3,7 @@
 import random
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from paceline._version import __version__
 from paceline.cli.output import check_place
-from paceline.cli.target import list_training_options
+from paceline.cli.target import (
+    list_training_options,
+    merge_layers,
+    recipe_in_config,
+    refuse_another,
+    take_target,
+)
 from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
 from paceline.files import read_json_object, write_json
@@ -22,13 +28,13 @@ from paceline.launch.worker_count import (
 from paceline.options.command_line import (
     flag,
     note,
-    parse_options,
     part_script_args,
+    read_options,
     refuse_script_args,
     show_help,
-    take_word,
     wants_help,
 )
+from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue
 from paceline.options.figures import listed as in_words
 from paceline.options.figures import plural
@@ -38,7 +44,7 @@ from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
-from paceline.training.config import TrainConfig, TrainRequest, merge
+from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 from paceline.verify.launch_commands import (
     LaunchCommand,
@@ -138,7 +144,7 @@ _OPTIONS = (
         group="Verify",
     ),
 )
-_OWN = {option.name for option in _OPTIONS}
+_OWN = {option.name for option in (*_OPTIONS, CONFIG)}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
 _NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
@@ -149,11 +155,11 @@ def main(tokens: Sequence[str]) -> int:
     own, _ = part_script_args(tokens)
     if wants_help(own) and own[0].startswith("-"):
         show_help(_USAGE, _ABOUT, _listed_options(), own)
-    asked = _read(tokens)
-    request = replace(asked.request, command=("paceline", "verify", *tokens))
-    asked = replace(asked, request=request)
+    request = _read(tokens)
+    training = replace(request.training, command=("paceline", "verify", *tokens))
+    request = replace(request, training=training)
     with scratch_directory() as place:
-        return _verify(asked, place)
+        return _verify(request, place)
 
 
 def _read(tokens: Sequence[str]) -> VerifyRequest:
@@ -163,7 +169,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     if "--" in tokens and not names_script and (not own or own[0].startswith("-")):
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
-    target, own = take_word(own, _USAGE, "what to verify")
+    target, own = take_target(own, _USAGE, "what to verify")
     if is_launcher(target):
         raise UsageError(
             f"{target} is no recipe: a launching command comes after --, and options before that: "
@@ -179,12 +185,14 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         show_help(command, _ABOUT, listed, own)
     refuse_script_args(() if is_script else script_args)
     # Settings of the training, without those of this command.
-    given = parse_options(command, _ABOUT, own, listed)
+    found = read_options(command, _ABOUT, own, listed, settled=_NOT_OURS)
+    given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
     if recipe is None:
+        settings = merge_layers(settings, found.of_file(), {})
         request = _script_request(target, settings, script_args)
     else:
-        request = _recipe_request(target, recipe, settings)
+        request = _recipe_request(target, recipe, settings, found.of_file())
     config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
     resume = given.get("resume") is True
@@ -192,14 +200,17 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, count)
-    return _asked(request, config, workers, given)
+    return _request(request, config, workers, given)
 
 
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
     """Read the options that stand before a launching command."""
     listed = _listed_options()
-    given = parse_options("paceline verify", _ABOUT, tokens, listed)
+    refuse_another(command.script, recipe_in_config(tokens), is_script=True)
+    found = read_options("paceline verify", _ABOUT, tokens, listed, settled=_NOT_OURS)
+    given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
+    settings = merge_layers(settings, found.of_file(), {})
     resume = given.get("resume") is True
     workers = _numbers_of(command, str(given.get("workers", "")), single=resume)
     check_machine(max(workers))
@@ -214,20 +225,20 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
         command.script, settings, command.arguments, is_module=command.is_module
     )
     config = TrainConfig.from_settings(request.settings)
-    return _asked(request, config, workers, given, command)
+    return _request(request, config, workers, given, command)
 
 
-def _asked(
-    request: TrainRequest,
+def _request(
+    training: TrainRequest,
     config: TrainConfig,
     workers: tuple[int, ...],
     given: Mapping[str, OptionValue],
     command: LaunchCommand | None = None,
 ) -> VerifyRequest:
-    """Put together what was asked for."""
+    """Put the request together, and check it."""
     tolerance = given.get("tolerance")
-    asked = VerifyRequest(
-        request=request,
+    request = VerifyRequest(
+        training=training,
         config=config,
         workers=workers,
         steps=int(str(given.get("steps", 50))),
@@ -237,7 +248,7 @@ def _asked(
         resume=_resume(given),
         command=command,
     )
-    return _checked(asked)
+    return _checked(request)
 
 
 def _file(name: OptionValue) -> str | None:
@@ -283,7 +294,7 @@ def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[in
 
 def _listed_options(recipe: Recipe | None = None) -> list[OptionField]:
     of_training = list_training_options(recipe, is_script=recipe is None, without=_NOT_OURS)
-    return [*_OPTIONS, *of_training]
+    return [*_OPTIONS, CONFIG, *of_training]
 
 
 def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
@@ -307,32 +318,39 @@ def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _checked(asked: VerifyRequest) -> VerifyRequest:
+def _checked(request: VerifyRequest) -> VerifyRequest:
     """Refuse what would fail after minutes of training only."""
-    shards, most = asked.config.data.shards, max(asked.workers)
+    shards, most = request.config.data.shards, max(request.workers)
     if shards is not None and most > shards:
         raise UsageError(
             f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
             "or fewer workers"
         )
-    if asked.resume is not None and asked.resume.more_args and asked.request.kind == "recipe":
+    if (
+        request.resume is not None
+        and request.resume.more_args
+        and request.training.kind == "recipe"
+    ):
         raise UsageError("--resume-args are for a script: a recipe resumes from its snapshots")
-    if asked.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {asked.steps}")
-    if asked.tolerance is not None and not asked.tolerance >= 0:
-        raise UsageError(f"--tolerance must be at least 0, not {asked.tolerance:g}")
-    for option, name in (("--json", asked.json), ("--html", asked.html)):
+    if request.steps < 1:
+        raise UsageError(f"--steps must be at least 1, not {request.steps}")
+    if request.tolerance is not None and not request.tolerance >= 0:
+        raise UsageError(f"--tolerance must be at least 0, not {request.tolerance:g}")
+    for option, name in (("--json", request.json), ("--html", request.html)):
         if name is not None:
             check_place(option, Path(name))
-    if asked.json is not None:
-        _refuse_other_json(Path(asked.json))
-    if asked.html is not None:
-        if asked.json is not None and Path(asked.json).absolute() == Path(asked.html).absolute():
-            raise UsageError(f"--json and --html both say {asked.html}: give two files")
+    if request.json is not None:
+        _refuse_other_json(Path(request.json))
+    if request.html is not None:
+        if (
+            request.json is not None
+            and Path(request.json).absolute() == Path(request.html).absolute()
+        ):
+            raise UsageError(f"--json and --html both say {request.html}: give two files")
         from paceline.report.verification import check_page_place
 
-        check_page_place(Path(asked.html))
-    return asked
+        check_page_place(Path(request.html))
+    return request
 
 
 def _refuse_other_json(path: Path) -> None:
@@ -375,14 +393,16 @@ def _script_request(
     )
 
 
-def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue]) -> TrainRequest:
+def _recipe_request(
+    target: str, recipe: Recipe, given: Mapping[str, OptionValue], of_file: Container[str]
+) -> TrainRequest:
     own = {argument.name for argument in recipe.arguments()}
     options = {n: v for n, v in given.items() if n not in own}
     return TrainRequest(
         recipe=target,
         reference=absolute_reference(reference_of(target)),
         arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
-        settings=merge(options, recipe.settings),
+        settings=merge_layers(options, of_file, recipe.settings),
         given=tuple(given),
         run_dir="",
         command=("paceline", "verify", target),
@@ -390,42 +410,42 @@ def _recipe_request(target: str, recipe: Recipe, given: Mapping[str, OptionValue
     )
 
 
-def _verify(asked: VerifyRequest, place: Path) -> int:
+def _verify(request: VerifyRequest, place: Path) -> int:
     from paceline.verify.text_report import Times
 
-    launcher = VerifyLauncher(asked, place, _is_on_cpu(asked))
+    launcher = VerifyLauncher(request, place, _is_on_cpu(request))
     started_s = time.monotonic()
-    if asked.resume is not None:
-        text, content, launches = _verify_resume(launcher, asked.resume)
+    if request.resume is not None:
+        text, content, launches = _verify_resume(launcher, request.resume)
     else:
         text, content, launches = _verify_counts(launcher)
     times = Times(took_s=time.monotonic() - started_s, launches=launches)
     print(printable(f"{text}\n\n{times.as_text()}"), flush=True)
     _, first = launches[0]
-    return _keep(asked, content | times.as_json(), first)
+    return _keep(request, content | times.as_json(), first)
 
 
-def _keep(asked: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
+def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:
     """Write what was found to where the user wants it, and give the exit code."""
     code = ExitCode.DONE if content["is_good"] else ExitCode.JOB
     ran = {
-        "target": asked.request.recipe,
-        "command": list(asked.request.command),
+        "target": request.training.recipe,
+        "command": list(request.training.command),
         "directory": str(Path.cwd()),
-        "started_at": asked.request.started_at,
-        "workers": list(asked.workers),
-        "steps": asked.steps,
-        "epochs": asked.epochs,
+        "started_at": request.training.started_at,
+        "workers": list(request.workers),
+        "steps": request.steps,
+        "epochs": request.epochs,
         "paceline": __version__,
         "torch": first.torch,
     }
     found = {**content, "exit_code": int(code), "ran": ran}
-    if asked.json is not None:
-        write_json(Path(asked.json), found)
-    if asked.html is not None:
+    if request.json is not None:
+        write_json(Path(request.json), found)
+    if request.html is not None:
         from paceline.report.verification import write_verification
 
-        write_verification(found, Path(asked.html).absolute())
+        write_verification(found, Path(request.html).absolute())
     return code
 
 
@@ -446,8 +466,8 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
     from paceline.verify.resume import Launches, choose_step, compare_resumed
     from paceline.verify.resume_report import resume_json, resume_text
 
-    asked = launcher.asked
-    (workers,) = asked.workers
+    request = launcher.request
+    (workers,) = request.workers
     # Undisturbed: says how many steps there are, and so where to kill.
     whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
     if whole.failure:
@@ -471,21 +491,21 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
         resumed=resumed,
         kill_at=kill_at,
         saved=tuple(saved),
-        cut_at=asked.steps,
+        cut_at=request.steps,
     )
-    limits = given_limits(LEAST if asked.tolerance is None else asked.tolerance)
+    limits = given_limits(LEAST if request.tolerance is None else request.tolerance)
     found = compare_resumed(launches, limits)
     named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
     return resume_text(found), resume_json(found), named
 
 
-def _is_on_cpu(asked: VerifyRequest) -> bool:
-    dist, command = asked.config.dist, asked.command
+def _is_on_cpu(request: VerifyRequest) -> bool:
+    dist, command = request.config.dist, request.command
     if command is not None and command.asks_for_cpu:
         return True
     # The command may set which GPUs its workers see.
     visible = command.variables.get("CUDA_VISIBLE_DEVICES") if command else None
-    most = max(asked.workers)
+    most = max(request.workers)
     if visible is not None and len([name for name in visible.split(",") if name.strip()]) < most:
         return True
     return count_gpus(dist.device, dist.backend) < most
@@ -504,10 +524,10 @@ def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
         unseen,
     )
 
-    asked = launcher.asked
+    request = launcher.request
     # Phase 1: train on each number of workers.
-    first = launcher.launch(asked.workers[0])
-    counts = () if first.failure else asked.workers[1:]
+    first = launcher.launch(request.workers[0])
+    counts = () if first.failure else request.workers[1:]
     others = [launcher.launch(count) for count in counts]
     launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
     # Indices of data that a script has cut up for its ranks are each rank's own.
@@ -516,9 +536,9 @@ def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
         first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
     # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
     # training, measured by one that is disturbed by a rounding error.
-    limits, yardstick = given_limits(asked.tolerance or 0.0), None
-    if asked.tolerance is None and needs_yardstick(first, others):
-        disturbed = launcher.launch(asked.workers[0], disturbed=True)
+    limits, yardstick = given_limits(request.tolerance or 0.0), None
+    if request.tolerance is None and needs_yardstick(first, others):
+        disturbed = launcher.launch(request.workers[0], disturbed=True)
         launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
         yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
         if not yardstick.differences:
@@ -528,14 +548,14 @@ def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
         note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
     # Phase 3: compare each with the first.
     results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
-    results += map(not_run, asked.workers[1:] if first.failure else ())
+    results += map(not_run, request.workers[1:] if first.failure else ())
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
     )
     outcome = VerifyResult(
         results=tuple(results),
         limits=limits,
-        unseen=tuple(unseen([first, *others], limits, cut_at=asked.steps, dropout=dropout)),
+        unseen=tuple(unseen([first, *others], limits, cut_at=request.steps, dropout=dropout)),
         yardstick=yardstick,
     )
     return outcome, tuple(launches)

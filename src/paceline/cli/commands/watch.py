@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import ExitCode
 from paceline.launch.watchdog.stragglers import find_stragglers
-from paceline.options.command_line import note, parse_options, show_help, wants_help
+from paceline.options.command_line import parse_options, show_help, wants_help
 from paceline.options.durations import format_duration
 from paceline.options.fields import OptionField
 from paceline.options.figures import (
@@ -22,7 +22,7 @@ from paceline.options.figures import (
 )
 from paceline.options.text import aligned, printable, wrapped
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
-from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
+from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from paceline.report.live import RunFollower, RunStatus
@@ -60,7 +60,7 @@ def main(tokens: Sequence[str]) -> int:
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     is_named = bool(tokens) and not tokens[0].startswith("-")
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
-    run = choose_run(tokens[0]) if is_named else _newest()
+    run = choose_run(tokens[0]) if is_named else _newest_running()
     if not run.run_json.exists() and not run.is_locked():
         run.read_run()  # says what there is instead
     from paceline.report.live import RunFollower
@@ -75,18 +75,10 @@ def main(tokens: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _newest() -> RunDirectory:
-    """Find the run to watch where none was named, and say which."""
-    from paceline.report.runs.listing import list_runs, newest_running
+def _newest_running() -> RunDirectory:
+    from paceline.report.runs.listing import newest_running, usual_run
 
-    newest = newest_running(list_runs(USUAL_FOLDER.absolute()).entries)
-    if newest is None:
-        raise UsageError(
-            f"there are no runs in {USUAL_FOLDER.absolute()}. Name a run directory: "
-            "paceline watch RUN_DIR"
-        )
-    note(f"Watching {USUAL_FOLDER / newest.label}")
-    return RunDirectory(newest.report.path)
+    return usual_run("watch", "Watching", newest_running)
 
 
 def follow_live(follower: "RunFollower") -> None:

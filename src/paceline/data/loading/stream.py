@@ -99,6 +99,9 @@ class StreamSource(BatchSource):
                 yield batch
             start += len(items)
 
+    def read_ahead(self, plan: EpochPlan) -> None:
+        """Do nothing: each worker reads the stream itself, with exchanges that the others join."""
+
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give every part's batches of the stream: batch i belongs to part i modulo parts."""
         samples = iter(self._dataset)

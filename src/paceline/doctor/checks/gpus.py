@@ -7,6 +7,7 @@ from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
 from paceline.doctor.checks.machine import Wants
 from paceline.doctor.facts import GpuFacts, HostFacts
 from paceline.options.figures import plural, show_bytes
+from paceline.options.text import clause
 
 _USED_SHARE = 0.1
 
@@ -17,7 +18,7 @@ def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]
         yield fault(
             host,
             "GPUs",
-            f"they can't be used: {gpus.problem}. Do driver and PyTorch fit together?",
+            f"they can't be used: {clause(gpus.problem)}. Do driver and PyTorch fit together?",
         )
         return
     if not gpus.names:

@@ -161,7 +161,9 @@ def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[CheckResult
 
 
 def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> CheckResult:
-    size, loaders = limits.shared_memory_bytes, wants.workers * wants.loader_workers
+    size = limits.shared_memory_bytes
+    # In an evaluation both have batches ready: those for training read the next epoch's first ones.
+    loaders = 2 * wants.workers * wants.loader_workers
     if size is None:
         return ok(host, "/dev/shm", "none on this system")
     needed = loaders * _LOADER_SHARED_BYTES

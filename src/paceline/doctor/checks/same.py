@@ -6,6 +6,7 @@ from paceline.doctor.bandwidth import Pair
 from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
 from paceline.doctor.facts import Contact, HostFacts
 from paceline.options.figures import show_time
+from paceline.options.text import clause
 
 _MAY_DIFFER = frozenset({"driver"})
 _SHOWN = ("Paceline", "torch", "Python")
@@ -21,7 +22,8 @@ def check_versions(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare what is installed."""
     for host, known in facts.items():
         if known.software.torch_problem:
-            text = f"it can't be imported: {known.software.torch_problem}. Install it anew"
+            why = clause(known.software.torch_problem)
+            text = f"it can't be imported: {why}. Install it anew"
             yield fault(host, "torch", text)
     versions = {host: dict(known.software.versions) for host, known in facts.items()}
     names = list(dict.fromkeys(name for found in versions.values() for name in found))

@@ -8,6 +8,7 @@ from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, sl
 from paceline.doctor.check_result import CheckResult
 from paceline.doctor.facts import AddressChoice
 from paceline.options.figures import show_bandwidth, show_bytes, show_time, show_whole_percent
+from paceline.options.text import clause
 
 _GRADIENTS_BYTES = 100e6
 _GIGABIT = 100e6
@@ -174,8 +175,8 @@ def check_all_reduce(
     if rate is None or found.seconds is None:
         return said(
             "fault",
-            f"over {found.backend} it failed: {found.problem}. Mend the faults above first; then "
-            "see docs/reference/backends.md for what the backend needs",
+            f"over {found.backend} it failed: {clause(found.problem)}. Mend the faults above "
+            "first; then see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
         return said(

@@ -7,6 +7,7 @@ from paceline.errors import InfrastructureError, PacelineError, UsageError
 from paceline.launch.aws_client import Aws
 from paceline.launch.local.launcher import quietly
 from paceline.launch.signals import Interrupts
+from paceline.options.text import clause
 from paceline.provision.aws.files import keep, kept
 from paceline.provision.aws.hostkeys import fetch_host_keys, wait_for_ssh
 from paceline.provision.aws.nodes import Instance, find_nodes
@@ -111,7 +112,7 @@ def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
     Raises:
         InfrastructureError: Something is left; the message names it.
     """
-    why = str(error) or "interrupted"
+    why = clause(str(error) or "interrupted")
     try:
         stack = find_stack(aws, plan.name)
         if stack is not None:
@@ -123,9 +124,9 @@ def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
         left = wait_for_nothing(aws, plan.name, Waiter(never), GONE_TIMEOUT_S if stack else 0.0)
     except (PacelineError, KeyboardInterrupt) as failure:
         raise InfrastructureError(
-            f"{why}. Then the stack {plan.name} couldn't be deleted: {failure}. Its nodes stop "
-            f"themselves after {plan.options.max_hours:g} h; paceline aws down --name {plan.name} "
-            "tries again"
+            f"{why}. Then the stack {plan.name} couldn't be deleted: {clause(failure)}. Its nodes "
+            f"stop themselves after {plan.options.max_hours:g} h; paceline aws down --name "
+            f"{plan.name} tries again"
         ) from error
     if left:
         raise InfrastructureError(f"{why}. This is left of {plan.name}: {', '.join(left)}")

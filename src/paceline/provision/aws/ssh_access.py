@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.errors import InfrastructureError, UsageError
 from paceline.launch.aws_client import Aws, AwsError
+from paceline.options.text import clause
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
 _KEY_FILES = ("id_ed25519.pub", "id_rsa.pub")
@@ -40,8 +41,8 @@ def callers_network(service: str = ADDRESS_SERVICE) -> str:
         return f"{ipaddress.IPv4Address(text)}/32"
     except (OSError, ValueError) as error:
         raise InfrastructureError(
-            f"your own address couldn't be found through {service} ({error}): say who may log in "
-            "with --allow-ssh-from"
+            f"your own address couldn't be found through {service} ({clause(error)}): say who may "
+            "log in with --allow-ssh-from"
         ) from error
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.errors import UsageError
+from paceline.options.command_line import note
 from paceline.options.fields import unknown_name
 from paceline.options.figures import show_value
 from paceline.report.charts import best_position
@@ -17,7 +18,7 @@ from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, find_state
 from paceline.results.find_runs import find_runs, is_of_study
 from paceline.results.json_object import JsonObject, entries, number, section, text, whole
-from paceline.results.run_directory import RunDirectory, SampleUnit
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, SampleUnit
 
 ListedState = RunState | Literal["damaged"]
 
@@ -160,15 +161,43 @@ def newest_unfinished(listed: Sequence[RunEntry]) -> RunEntry | None:
     return max(open_ones, key=_last_start, default=None)
 
 
-def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
-    """Choose the run that was started or resumed last, of those that run; else of all.
+def newest_started(listed: Sequence[RunEntry]) -> RunEntry | None:
+    """Choose the run that was started or resumed last.
 
     A trial of a study or of a tuning only where there is nothing else.
     """
     own = [entry for entry in listed if not is_of_study(entry.report.path)]
-    listed = own or listed
-    running = [entry for entry in listed if entry.state == "running"]
-    return max(running or listed, key=_last_start, default=None)
+    return max(own or listed, key=_last_start, default=None)
+
+
+def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
+    """Choose as `newest_started` of the runs that run; else of all."""
+    own = [entry for entry in listed if not is_of_study(entry.report.path)] or listed
+    running = [entry for entry in own if entry.state == "running"]
+    return newest_started(running or own)
+
+
+def usual_run(
+    command: str, doing: str, choose: Callable[[Sequence[RunEntry]], RunEntry | None]
+) -> RunDirectory:
+    """Find the run of a command that names none, and say on standard error which.
+
+    Args:
+        command: Its name, such as `watch`.
+        doing: What it does with a run, such as "Watching".
+        choose: Chooses among the runs below runs/.
+
+    Raises:
+        UsageError: There are none.
+    """
+    newest = choose(list_runs(USUAL_FOLDER.absolute()).entries)
+    if newest is None:
+        raise UsageError(
+            f"there are no runs in {USUAL_FOLDER.absolute()}. Name a run directory: "
+            f"paceline {command} RUN_DIR"
+        )
+    note(f"{doing} {USUAL_FOLDER / newest.label}")
+    return RunDirectory(newest.report.path)
 
 
 def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:

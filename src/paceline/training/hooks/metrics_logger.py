@@ -21,6 +21,7 @@ from paceline.metrics.console import Advance, Communication, Console
 from paceline.metrics.counters import Totals
 from paceline.metrics.tensorboard import TensorBoardLog
 from paceline.options.figures import plural
+from paceline.options.text import clause
 from paceline.results.metrics_table import (
     EPOCHS,
     STEPS,
@@ -183,7 +184,8 @@ class MetricsLogger(StepHook):
             tensorboard.add(row)
         except (OSError, RuntimeError, ValueError) as error:  # its own thread's, raised again here
             self._tensorboard = None
-            self._context.console.warn(f"TensorBoard's events end here: {error}; training goes on")
+            why = clause(error)
+            self._context.console.warn(f"TensorBoard's events end here: {why}; training goes on")
 
     def end_epoch(self, row: EpochRow) -> None:
         """Record the epoch. Collective where there is an `agree`."""

@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncOptions, without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
-from paceline.options.fields import OptionValue, check_names, flag
+from paceline.options.fields import OptionValue, flag, unknown_name
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import Kind, TrainConfig, training_options
 
@@ -35,6 +35,7 @@ WITH_SHARDS = frozenset({"threads", "max_batch_per_worker", "fused"})
 _OF_ONE_START = ("workers", "on", "progress", *OF_THIS_PROCESS)
 """Options of one start of a training, not of the training."""
 
+_LISTED = "`paceline resume RUN_DIR --help-all` lists all"
 _SAMPLES = "since it settles which samples a step sees"
 FIXED: Mapping[str, str] = {
     "seed": _SAMPLES,
@@ -137,7 +138,10 @@ class PreviousRun:
         """
         held = frozenset() if self._may_differ(given) else WITH_SHARDS
         known = {**training_options(), **dict.fromkeys(given), **dict.fromkeys(self.arguments)}
-        check_names(allowed, known, "option to change")
+        for name in allowed:
+            if name not in known:
+                text = unknown_name(_typed(name), map(_typed, known), "option to change", _LISTED)
+                raise UsageError(text)
         refused = []
         settings, arguments = without_other_methods(self.settings, given), dict(self.arguments)
         for name, value in given.items():
@@ -200,6 +204,11 @@ def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
     return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
 
 
+def _typed(name: str) -> str:
+    """Write an option's name as it is typed after `--allow-change`."""
+    return flag(name).lstrip("-")
+
+
 def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     lines = [f"  {flag(name)}: the run has {old}, you give {new}" for name, old, new in refused]
     fixed = [name for name, _, _ in refused if name in FIXED]
@@ -214,6 +223,6 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
             "it is, or add --allow-different-hardware to resume with other bits"
         )
     if other:
-        words = " ".join(f"--allow-change {name}" for name in other)
+        words = " ".join(f"--allow-change {_typed(name)}" for name in other)
         text += f"\nTo resume with them all the same: {words}"
     return text

@@ -1,6 +1,6 @@
 """The running statistics of a training's models, over all parts of a step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.buffers import PartBuffers, put
+from paceline.gradient_sync.name_list import list_names
 from paceline.training.components import Components
 
 
@@ -19,12 +20,20 @@ class BufferAverager:
     While training nothing of them is exchanged: evaluations and snapshots average them.
     """
 
-    def __init__(self, components: Components, group: Group, division: Division) -> None:
+    def __init__(
+        self,
+        components: Components,
+        group: Group,
+        division: Division,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
         """Args:
         components: The models; may still grow until the training begins.
         group: The workers.
         division: Which parts each of them has.
+        warn: Shows a line to the user; None on workers that show nothing.
         """
+        self._warn = warn
         self._components = components
         self._group = group
         self._division = division
@@ -59,7 +68,22 @@ class BufferAverager:
 
     def averaged(self, rows: Tensor) -> dict[str, Tensor]:
         """Average what `gathered` gave: buffers by name, on the CPU. Local to the worker."""
+        self._warn_of_apart(rows)
         return self._buffers.averaged(rows)
+
+    def _warn_of_apart(self, rows: Tensor) -> None:
+        """Say once that a model's own buffers follow each worker's samples."""
+        if self._warn is None or self._division.is_fixed or len(rows) == 1 or not rows.numel():
+            return
+        if names := self._buffers.apart(rows):
+            self._warn(
+                f"what is trained depends on the number of workers: the model changes "
+                f"{list_names(names)} by the samples of a worker's own part of each batch, and "
+                "only evaluations and snapshots take the average. The same on any number of "
+                f"workers: --shards {len(rows)} (or more), or have the model add up over all "
+                "workers what it changes them by: s.sum(...)"
+            )
+            self._warn = None
 
     def restore(self, rows: Tensor) -> None:
         """Give this worker's parts theirs back: (parts, K). Local to the worker."""
@@ -76,7 +100,7 @@ class BufferAverager:
         buffers = self._buffers
         live = buffers.live()
         own = {name: b.detach().clone() for name, b in live.items()}
-        put(live, buffers.averaged(self.gathered()))
+        put(live, self.averaged(self.gathered()))
         try:
             yield
         finally:

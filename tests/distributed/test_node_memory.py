@@ -207,6 +207,7 @@ def test_all_workers_hear_alike_that_memory_cant_be_shared(
         ([0, 0, 1, 1], [range(2), range(2, 4)]),
         ([1, 1, 0], [range(2), range(2, 3)]),
         ([0, 1, 2], None),  # nobody shares anything
+        ([0, 0, 1, 0], None),
         ([0, 1, 0, 1], None),  # along a tree in rank order there would be nothing to add on a node
     ],
 )

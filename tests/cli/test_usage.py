@@ -253,15 +253,26 @@ def test_dashes_and_underscores_are_one_in_every_command(
     ):
         assert main(words.split()) == ExitCode.USAGE, words
         assert told in capsys.readouterr().err, words
-    own = ["--my_own=a_b", "--", "--as_it_is"]
-    assert with_dashes(["--a_b=c_d", "e_f", "--g_h i", *own]) == [
-        "--a-b=c_d",
-        "e_f",
-        "--g_h i",
-        "--my-own=a_b",
-        "--",
-        "--as_it_is",
-    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--a_b=c_d e_f", "--a-b=c_d e_f"),
+        ("--run_dir c/r--x_y", "--run-dir c/r--x_y"),
+        ("a--b_c", "a--b_c"),
+        ("--resume_args --auto_resume", "--resume-args --auto_resume"),
+        ("--resume-args=--ckpt_path=x_y", "--resume-args=--ckpt_path=x_y"),
+        ("--quiet --run_dir=a_b", "--quiet --run-dir=a_b"),
+        ("--my_own -- --as_it_is", "--my-own -- --as_it_is"),
+    ],
+)
+def test_only_the_names_of_options_are_spelled_with_dashes(typed: str, meant: str) -> None:
+    assert with_dashes(typed.split()) == meant.split()
+
+
+def test_what_follows_in_a_note_stays() -> None:
+    assert with_dashes(["--note", "--my_x", "--g_h i"]) == ["--note", "--my_x", "--g_h i"]
 
 
 @pytest.mark.parametrize(

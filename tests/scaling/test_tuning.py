@@ -110,6 +110,9 @@ def test_graphs_are_never_taken_together_with_compiled_code() -> None:
     gain = Gain(ratios=(1.5,) * PAIRS)
     tried = [Tried(change=on_gpu[name], gain=gain) for name in ("compile", "cuda-graphs")]
     assert len(best_together(tried)) == 1
+    without_compile = named(replace(FACTS, device="cuda"), "compile")
+    assert "cuda-graphs" in without_compile  # as the user has it, nothing else changes
+    assert "compile" not in without_compile
 
 
 def test_what_the_user_has_settled_stays() -> None:

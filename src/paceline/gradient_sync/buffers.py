@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from paceline.distributed.device_copies import copy_all, fetch, send
 
 _ROUNDING = 1e-4
-"""Relative: kernels whose sums vary, on equal weights, differ by less; other samples by more."""
+"""Of a buffer's largest value: equal weights on other hardware differ by less, other samples by
+more."""
 
 
 @final
@@ -72,20 +73,28 @@ class PartBuffers:
         for part, row in zip(self._kept, rows, strict=False):
             unpack(row, self._kept[part])
 
-    def apart(self, rows: Tensor) -> list[str]:
-        """Name the buffers that differ between parts, but for those of normalization layers.
+    def name_differing(self, rows: Tensor) -> list[str]:
+        """Name the buffers of floating point that differ between parts.
+
+        Those of normalization layers aren't named, nor are differences by rounding.
 
         Args:
             rows: (parts of the step, K).
         """
         live = self.live()
-        differ = rows.amax(0) - rows.amin(0) > _ROUNDING * rows.abs().amax(0)
-        found = zip(live, differ.split([b.numel() for b in live.values()]), strict=True)
-        return [
-            name
-            for name, differs in found
-            if differs.any() and not isinstance(self._places[name][0], _NormBase)
-        ]
+        named = []
+        sizes = [b.numel() for b in live.values()]
+        for (name, buffer), values in zip(live.items(), rows.split(sizes, dim=1), strict=True):
+            known = values.numel() > 0 and buffer.is_floating_point()
+            if not known or isinstance(self._places[name][0], _NormBase):
+                continue
+            finite = values.isfinite()
+            numbers = torch.where(finite, values, 0.0)
+            spread = (numbers - numbers[:1]).abs().max()
+            is_apart = spread > _ROUNDING * numbers.abs().max()
+            if is_apart or (finite != finite[:1]).any():
+                named.append(name)
+        return named
 
     def averaged(self, rows: Tensor) -> dict[str, Tensor]:
         """Average the buffers of all parts of a step: those of floating point.

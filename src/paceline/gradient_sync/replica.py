@@ -418,9 +418,9 @@ class _Router:
 
 
 _OURS = ("forward", "__getstate__")
+"""Attributes of a module that has been taken over, beside those of its class."""
 _NEVER = 2**31 - 1
 """Iterations: the largest number that DDP takes."""
-"""Attributes of a module that has been taken over, beside those of its class."""
 
 
 @final

@@ -129,8 +129,10 @@ def without_settled(
 
     idle = {n for n, value in config.values.items() if is_idle(n.replace("-", "_"), value)}
     kept = {name: value for name, value in config.values.items() if name not in idle}
-    told = [] if config.is_run else [f"{config.where(n)}: {n}" for n in config.values if n in idle]
-    return replace(config, values=kept), told
+    places = (
+        [] if config.is_run else [f"{config.where(n)}: {n}" for n in config.values if n in idle]
+    )
+    return replace(config, values=kept), places
 
 
 def check_config(

@@ -35,6 +35,8 @@ OptionValue = str | int | float | bool | tuple[object, ...] | None
 
 Shape = TypeVar("Shape")
 _TYPED = re.compile(r"--\w[\w-]*(?==|$)", re.ASCII)
+_FREE_TEXT = ("--resume-args", "--note")
+"""Options whose value may look like an option of somebody else's."""
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Z0-9])")
 
 
@@ -81,7 +83,11 @@ def with_dashes(tokens: Sequence[str]) -> list[str]:
         tokens: The command line; what comes after `--` isn't Paceline's.
     """
     end = list(tokens).index("--") if "--" in tokens else len(tokens)
-    own = (_TYPED.sub(lambda found: found[0].replace("_", "-"), token) for token in tokens[:end])
+    own: list[str] = []
+    for token in tokens[:end]:
+        found = None if own and own[-1] in _FREE_TEXT else _TYPED.match(token)
+        name = found[0] if found else ""
+        own.append(name.replace("_", "-") + token[len(name) :])
     return [*own, *tokens[end:]]
 
 

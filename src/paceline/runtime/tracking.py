@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 """From the end of a training until what isn't delivered is left to `paceline track`."""
 CONNECT_S = 15.0
 """For the first connection, from the start of a tracker's process: a training may be shorter."""
-_UNREACHED_S = 2.0
+_UNREACHED_S = 4.0
 """From the end of a training, for a tracker that hasn't been reached all the while."""
 _SAY_AFTER_S = 1.0
 _EVERY_S = 0.05

@@ -154,7 +154,12 @@ def list_changes(facts: Facts, given: Iterable[str] = ()) -> list[Change]:
         *_divided(facts),
         *_loading(facts),
     ]
-    return [change for change in every if not fixed.intersection(change.settings)]
+    own = facts.settings
+    return [
+        change
+        for change in every
+        if not any(n in fixed and value != own.get(n) for n, value in change.settings.items())
+    ]
 
 
 def _compiled(facts: Facts) -> Iterable[Change]:

@@ -142,7 +142,7 @@ def _local_path(uri: str) -> Path | None:
     if uri in _SERVICES:
         return None
     if parts.scheme == "sqlite":
-        return Path(unquote(parts.path.removeprefix("/")))
+        return Path(uri.partition("///")[2])  # as it stands, without quoting
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
 
 

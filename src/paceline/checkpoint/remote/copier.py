@@ -130,6 +130,7 @@ class RunCopier:
         """
         there = self._list_remote()
         if self._has_summary and not self._run.summary_json.exists():
+            self._check_owner()
             self._store.delete(SUMMARY)  # a training that goes on hasn't ended
             self._has_summary = False
         # The newest first: that is what a machine that is lost would lose.

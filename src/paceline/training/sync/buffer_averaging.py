@@ -68,14 +68,14 @@ class BufferAverager:
 
     def averaged(self, rows: Tensor) -> dict[str, Tensor]:
         """Average what `gathered` gave: buffers by name, on the CPU. Local to the worker."""
-        self._warn_of_apart(rows)
+        self._warn_of_differing(rows)
         return self._buffers.averaged(rows)
 
-    def _warn_of_apart(self, rows: Tensor) -> None:
+    def _warn_of_differing(self, rows: Tensor) -> None:
         """Say once that a model's own buffers follow each worker's samples."""
         if self._warn is None or self._division.is_fixed or len(rows) == 1 or not rows.numel():
             return
-        if names := self._buffers.apart(rows):
+        if names := self._buffers.name_differing(rows):
             self._warn(
                 f"what is trained depends on the number of workers: the model changes "
                 f"{list_names(names)} by the samples of a worker's own part of each batch, and "

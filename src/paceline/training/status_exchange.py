@@ -153,8 +153,13 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
     bad_step = math.inf if status.bad_step is None else float(status.bad_step)
     times = torch.tensor(
         [
-            *(status.step, status.skipped),
-            *(status.signalled, bad_step, status.lap_s, status.data_s, status.waited_s),
+            status.step,
+            status.skipped,
+            status.signalled,
+            bad_step,
+            status.lap_s,
+            status.data_s,
+            status.waited_s,
         ],
         dtype=torch.float64,
     )

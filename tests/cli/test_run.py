@@ -211,7 +211,11 @@ def session_with(options: str) -> str:
 WRONG = {
     "precision": (session_with('precision="bf16"'), ["--precision", "fp16"], "--precision fp16"),
     "run_dir": (session_with('run_dir="other"'), [], "it was started with the run directory"),
-    "unknown": (session_with("presision=1"), [], "no option 'presision'. Known: epochs"),
+    "unknown": (
+        session_with("presision=1"),
+        [],
+        "unknown option 'presision'. Did you mean 'precision'?",
+    ),
 }
 
 

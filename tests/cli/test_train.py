@@ -106,6 +106,7 @@ def test_variants(options: str, paceline: Paceline, tmp_path: Path) -> None:
     assert float(str(summary(run)["val_accuracy"])) > 0.8
 
 
+@pytest.mark.slow
 def test_a_time_budget_ends_in_time_and_fits_the_schedule(
     paceline: Paceline, tmp_path: Path
 ) -> None:

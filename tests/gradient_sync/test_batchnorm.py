@@ -246,6 +246,7 @@ def test_half_precision_inputs_keep_their_type() -> None:
     assert run_ranks(2, body) == ["torch.bfloat16"] * 2
 
 
+@pytest.mark.slow
 def test_no_sum_over_workers_is_compiled() -> None:
     """Inductor computes other numbers where several of them are in one graph (torch 2.15)."""
 

@@ -165,6 +165,7 @@ def test_each_change_stands_beside_a_trial_of_the_training_as_it_is(tmp_path: Pa
     assert second == ["precision", "-", "compile", "-", "threads"]  # one was hopeless
 
 
+@pytest.mark.slow
 def test_what_compiles_has_longer_trials_as_long_as_it_needs_them(tmp_path: Path) -> None:
     pretended = Pretended(usual_speed)
     tuner, _ = make_tuner(tmp_path, pretended)
@@ -185,6 +186,7 @@ def test_noise_is_no_gain(tmp_path: Path) -> None:
     assert tuner.confirmed is None or not tuner.confirmed.may_be_taken
 
 
+@pytest.mark.slow
 def test_a_gain_that_isnt_there_the_second_time_is_not_taken(tmp_path: Path) -> None:
     def lucky(given: Mapping[str, OptionValue]) -> float:
         is_again = any("confirm-" in path.name for path in (tmp_path / "runs").iterdir())
@@ -223,6 +225,7 @@ def test_a_training_that_fails_as_it_is_is_not_tuned(tmp_path: Path) -> None:
         tuner.run()  # the training's own exit code
 
 
+@pytest.mark.slow
 def test_where_the_training_as_it_is_fails_its_neighbours_are_tried_again(tmp_path: Path) -> None:
     failures = iter([False, True])
 
@@ -237,6 +240,7 @@ def test_where_the_training_as_it_is_fails_its_neighbours_are_tried_again(tmp_pa
     assert not [each.verdict for each in tuner.tried if each.verdict.startswith("failed")]
 
 
+@pytest.mark.slow
 def test_trials_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     make_tuner(tmp_path, Pretended(usual_speed))[0].run()
     (tmp_path / "measured" / "compile-2.json").unlink()
@@ -259,6 +263,7 @@ def test_a_change_for_which_there_is_no_time_is_left_and_a_cheaper_one_tried(
     assert by_name["contiguous"] == 1
 
 
+@pytest.mark.slow
 def test_results_are_compared_from_three_seeds_where_that_is_asked_for(tmp_path: Path) -> None:
     def worse(given: Mapping[str, OptionValue]) -> float:
         return 0.4 if given.get("precision") is None else 0.401
@@ -276,6 +281,7 @@ def test_results_are_compared_from_three_seeds_where_that_is_asked_for(tmp_path:
     assert "precision" in tuner.confirmed.change.settings
 
 
+@pytest.mark.slow
 def test_a_whole_training_that_a_signal_has_ended_is_gone_on_with(tmp_path: Path) -> None:
     pretended = Pretended(usual_speed)
     tuner, _ = make_tuner(tmp_path, pretended, check_quality=True)

@@ -86,7 +86,15 @@ def train(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=pytest.mark.slow if kind is CompileChoice else (), id=kind.__name__
+        )
+        for kind in TABLE
+    ],
+)
 def test_with_each_a_resumed_training_ends_as_an_uninterrupted_one(
     kind: type[StepHook], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from paceline.errors import UsageError
 from paceline.options.command_line import (
     GivenOptions,
     flag,
+    names_something,
     part_script_args,
     read_options,
     refuse_script_args,
@@ -102,7 +103,7 @@ def take_target(
         UsageError: Nothing names it, or the file another one.
     """
     in_file = recipe_in_config(tokens)
-    if (not tokens or tokens[0].startswith("-")) and (in_file or default):
+    if not names_something(tokens) and (in_file or default):
         return in_file or str(default), tokens
     name, rest = take_word(tokens, usage, what)
     refuse_another(name, in_file, is_script=name.endswith(".py"))

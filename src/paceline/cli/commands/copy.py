@@ -8,7 +8,14 @@ from paceline.checkpoint.options import SnapshotOptions
 from paceline.checkpoint.remote.url import check_url, is_url, reason_of
 from paceline.cli.target import file_name
 from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
-from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
+from paceline.options.command_line import (
+    names_something,
+    note,
+    parse_options,
+    show_help,
+    take_word,
+    wants_help,
+)
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.results.find_runs import choose_run
@@ -30,7 +37,7 @@ def main(tokens: Sequence[str]) -> int:
         show_help(_USAGE, _ABOUT, (), tokens)
     source, rest = take_word(tokens, _USAGE, "the run directory, or the URL of a run's copies")
     target = None
-    if rest and not rest[0].startswith("-"):
+    if names_something(rest):
         target, rest = take_word(rest, _USAGE, "TO")
     parse_options(_USAGE, _ABOUT, rest, ())
     if is_url(source):

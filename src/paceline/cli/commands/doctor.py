@@ -12,6 +12,7 @@ from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import (
+    names_something,
     note,
     parse_options,
     show_help,
@@ -77,7 +78,7 @@ class _DoctorRequest:
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    named = tokens[0] if tokens and not tokens[0].startswith("-") else None
+    named = tokens[0] if names_something(tokens) else None
     if named is None and wants_help(tokens):
         show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()], tokens)
     request = _read(tokens) if named is None else _read_recipe(named, tokens[1:])

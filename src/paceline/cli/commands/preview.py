@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import write_atomic
-from paceline.options.command_line import parse_options
+from paceline.options.command_line import names_something, parse_options
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
@@ -51,7 +51,7 @@ _ABOUT = (
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     name, rest = (DEFAULT, tokens)
-    if tokens and not tokens[0].startswith("-"):
+    if names_something(tokens):
         name, *rest = tokens
     recipe = load_recipe(reference_of(name))
     arguments = recipe.arguments()

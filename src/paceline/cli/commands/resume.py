@@ -22,6 +22,7 @@ from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     flag,
+    names_something,
     note,
     part_script_args,
     read_options,
@@ -83,7 +84,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
         _show_help(tokens)
-    if not tokens or tokens[0].startswith("-"):
+    if not names_something(tokens):
         tokens = (_newest_unfinished(tokens), *tokens)
     where, rest, copies = tokens[0], tokens[1:], None
     if is_url(where):
@@ -134,7 +135,7 @@ def main(tokens: Sequence[str]) -> int:
 def _show_help(tokens: Sequence[str]) -> NoReturn:
     """Show the options, with a run's values as their defaults where one is named."""
     named = [token for token in tokens if not wants_help((token,))][:1]
-    if not named or named[0].startswith("-") or is_url(named[0]):
+    if not names_something(named) or is_url(named[0]):
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
         options = [replace(option, default=None) for option in training_options().values()]
         about = f"{_ABOUT} `paceline resume RUN_DIR --help` shows the run's own values."

@@ -8,7 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
-from paceline.options.command_line import note, parse_options, show_help, wants_help
+from paceline.options.command_line import (
+    names_something,
+    note,
+    parse_options,
+    show_help,
+    wants_help,
+)
 from paceline.options.fields import OptionField
 from paceline.options.text import printable
 from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
@@ -58,7 +64,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
-    is_named = bool(tokens) and not tokens[0].startswith("-")
+    is_named = names_something(tokens)
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
     root = Path(tokens[0] if is_named else USUAL_FOLDER).expanduser().absolute()
     if is_named and not root.is_dir():

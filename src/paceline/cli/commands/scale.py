@@ -13,7 +13,7 @@ from paceline.cli.scale_commands import fills, say, with_options
 from paceline.cli.scale_options import ABOUT, USAGE, ScaleRequest, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
-from paceline.options.command_line import show_help, wants_help
+from paceline.options.command_line import names_something, show_help, wants_help
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
@@ -30,7 +30,7 @@ from paceline.scaling.table import as_text
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
+    if wants_help(tokens) and not names_something(tokens):
         show_help(USAGE, ABOUT, listed_options(None, is_script=True), tokens)
     return _in_its_directory(read(tokens))
 

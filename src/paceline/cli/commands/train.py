@@ -19,6 +19,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
     GivenOptions,
+    names_something,
     read_options,
     wants_help,
     with_defaults,
@@ -53,7 +54,7 @@ _ENVIRONMENT = "An option can also be given in the environment: PACELINE_EPOCHS 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    is_named = bool(tokens) and not tokens[0].startswith("-")
+    is_named = names_something(tokens)
     name, rest = take_target(tokens, "paceline train RECIPE", "the recipe", DEFAULT)
     reference = reference_of(name)
     recipe = load_recipe(reference)

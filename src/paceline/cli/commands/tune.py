@@ -25,6 +25,7 @@ from paceline.files import read_json_object, why_unreadable, write_atomic, write
 from paceline.launch.signals import signals_raised
 from paceline.options.command_line import (
     flag,
+    names_something,
     show_help,
     wants_help,
     words,
@@ -94,7 +95,7 @@ class _TuneRequest:
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens) and (not tokens or tokens[0].startswith("-")):
+    if wants_help(tokens) and not names_something(tokens):
         show_help(_USAGE, _ABOUT, _listed_options(None, is_script=True), tokens)
     request = _read(tokens)
     return _in_its_directory(request, _tuner(request))

@@ -27,6 +27,7 @@ from paceline.launch.worker_count import (
 )
 from paceline.options.command_line import (
     flag,
+    names_something,
     note,
     part_script_args,
     read_options,
@@ -166,7 +167,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     """Read the command line."""
     own, script_args = part_script_args(tokens)
     names_script = any(word.endswith(".py") for word in own)
-    if "--" in tokens and not names_script and (not own or own[0].startswith("-")):
+    if "--" in tokens and not names_script and not names_something(own):
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
     target, own = take_target(own, _USAGE, "what to verify")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode
 from paceline.launch.watchdog.stragglers import find_stragglers
-from paceline.options.command_line import parse_options, show_help, wants_help
+from paceline.options.command_line import names_something, parse_options, show_help, wants_help
 from paceline.options.durations import format_duration
 from paceline.options.fields import OptionField
 from paceline.options.figures import (
@@ -58,7 +58,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     if wants_help(tokens):
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
-    is_named = bool(tokens) and not tokens[0].startswith("-")
+    is_named = names_something(tokens)
     given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
     run = choose_run(tokens[0]) if is_named else _newest_running()
     if not run.run_json.exists() and not run.is_locked():

@@ -17,13 +17,14 @@ import os
 import signal
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -220,14 +221,31 @@ def measure(setting: Setting) -> tuple[Side, Side]:
             context.Process(target=_rank, args=(rank, place, setting, store, far))
             for rank, place in enumerate(places)
         ]
-        for process in ranks:
-            process.start()
-        found: tuple[Side, Side] | None = None
-        while any(process.is_alive() for process in ranks):
-            if near.poll(0.2):
-                found = near.recv()
-        if found is None or any(process.exitcode for process in ranks):
-            raise RuntimeError("a worker failed; its error is above")
+        found: tuple[Side, Side] = answer_of(ranks, near)
+    return found
+
+
+def answer_of(ranks: Sequence[BaseProcess], near: Connection) -> Any:
+    """Run ranks to their end.
+
+    Args:
+        ranks: Processes that aren't started yet.
+        near: Where one of them sends what it has found.
+
+    Returns:
+        That.
+
+    Raises:
+        RuntimeError: One of them failed, or none has sent anything.
+    """
+    for process in ranks:
+        process.start()
+    found = None
+    while any(process.is_alive() for process in ranks):
+        if near.poll(0.2):
+            found = near.recv()
+    if found is None or any(process.exitcode for process in ranks):
+        raise RuntimeError("a worker failed; its error is above")
     return found
 
 

@@ -27,7 +27,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not dec
 
 from benchmarks.emulated import Emulated, Shape, resnet50, vgg19, wake_exactly
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
-from benchmarks.ordered import Step
+from benchmarks.ordered import Step, answer_of
 from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
 from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
@@ -149,14 +149,7 @@ def measure(setting: Setting) -> tuple[Side, Side, bool]:
             context.Process(target=_rank, args=(rank, names, setting, store, far))
             for rank in range(setting.nodes * setting.per_node)
         ]
-        for process in ranks:
-            process.start()
-        found: tuple[Side, Side, bool] | None = None
-        while any(process.is_alive() for process in ranks):
-            if near.poll(0.2):
-                found = near.recv()
-        if found is None or any(process.exitcode for process in ranks):
-            raise RuntimeError("a worker failed; its error is above")
+        found: tuple[Side, Side, bool] = answer_of(ranks, near)
     return found
 
 

@@ -27,7 +27,7 @@ from tests.launch.waiting import patient
 pytestmark = pytest.mark.ranks
 
 _LONG = (
-    "train digits --workers 2 --epochs 40 --target-accuracy none --snapshot-every-steps 9"
+    "train digits --workers 2 --epochs 24 --target-accuracy none --snapshot-every-steps 9"
 ).split()
 
 

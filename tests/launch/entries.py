@@ -1,5 +1,6 @@
 """Entries that the launch tests run in real workers, imported there by name."""
 
+import gc
 import json
 import os
 import shutil
@@ -34,8 +35,9 @@ def describe(payload: str) -> str:
     os.write(2, f"noise of rank {_rank()}\n".encode())
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PACELINE_ATTEMPT", "MASTER_ADDR", "MASTER_PORT")
     more = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RUN_ID")
-    seen = {name: os.environ.get(name) for name in names + more}
-    return json.dumps({**seen, "torch_threads": torch.get_num_threads(), "pid": os.getpid()})
+    seen: dict[str, object] = {name: os.environ.get(name) for name in names + more}
+    seen |= {"torch_threads": torch.get_num_threads(), "pid": os.getpid()}
+    return json.dumps(seen | {"collects": gc.isenabled(), "spared": gc.get_freeze_count()})
 
 
 def fail(payload: str) -> str:

@@ -39,6 +39,15 @@ def test_results_come_back_by_rank_and_each_worker_knows_its_place(launch: Launc
         assert worker["torch_threads"] == 1
 
 
+def test_workers_collect_garbage_but_not_among_what_was_imported(launch: Launch) -> None:
+    gc.enable()
+    for text in launch("describe").results.values():
+        seen = json.loads(text)
+        assert seen["collects"]
+        assert seen["spared"] > 100_000  # torch alone has more objects
+    assert gc.isenabled()
+
+
 @pytest.mark.parametrize("entry", ["describe", "fail"])
 @pytest.mark.slow
 def test_no_semaphore_outlives_its_attempt(launch: Launch, entry: str) -> None:

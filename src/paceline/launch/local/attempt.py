@@ -26,7 +26,7 @@ from paceline.launch.heartbeat import read_note
 from paceline.launch.local import forkserver, logs
 from paceline.launch.local.oom import oom_killed, oom_kills
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask, note_path, result_path
-from paceline.launch.process_tree import SCRATCH_VARIABLE, free_shared
+from paceline.launch.process_tree import SCRATCH_VARIABLE, free_shared, garbage_kept
 from paceline.launch.processes import descendants, find_process, process_state, reap
 from paceline.launch.signals import InterruptedStartError, Interrupts
 from paceline.launch.watchdog.driver import PeriodicThread
@@ -116,7 +116,8 @@ def attempt_here(
     # The fork server imports torch while this process does so.
     forkserver.prepare((), group.threads)
     try:
-        with group.interrupts.starting():  # importing torch takes seconds on a busy machine
+        # Importing torch takes seconds on a busy machine.
+        with group.interrupts.starting(), garbage_kept():
             from paceline.launch.local.elastic_agent import run_attempt
     except InterruptedStartError:
         return {}, ()

@@ -32,11 +32,11 @@ def test_stopped_inside_an_epoch_and_resumed_changes_no_bit(
     paceline: Paceline, tmp_path: Path
 ) -> None:
     write_script(tmp_path)
-    write_script(tmp_path, at_step(9, 1, TERM), name="stopped.py")
+    write_script(tmp_path, at_step(9, 1, TERM), name="stopped")  # needs no .py
     whole = paceline.run("run", "own.py", "--workers", "2", "--run-dir", "whole")
     assert whole.code == 0, whole.err
     assert whole.out.count("epoch 0 accuracy") == 1
-    first = paceline.run("run", "stopped.py", "--workers", "2", "--run-dir", "legs")
+    first = paceline.run("run", "stopped", "--workers", "2", "--run-dir", "legs")
     assert first.code == 75, first.err
     assert "Resume from step 10: paceline resume" in first.out
     then = paceline.run("resume", "legs")
@@ -235,6 +235,10 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
     [
         ((), "the script is missing"),
         (("nowhere.py",), "there is no file nowhere.py"),
+        (("--workers", "2", "-"), "can't come from standard input"),
+        (("nowhere", "--workers", "2"), "there is no file nowhere. Usage: paceline run SCRIPT.py"),
+        ((".",), ". is a directory"),
+        (("--workers", "2", "script"), "without .py first: paceline run script"),
         (("own.py", "--optimizer", "adam"), "--optimizer"),
     ],
 )
@@ -246,6 +250,7 @@ def test_usage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_script(tmp_path)
+    write_script(tmp_path, name="script")
     monkeypatch.chdir(tmp_path)
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err

@@ -103,13 +103,17 @@ def address_on(interface: str, said_by: str = "--interface") -> str:
     """Give the address of an interface, an IPv4 one where it has one.
 
     Raises:
-        UsageError: There is no such interface, or it has no address.
+        UsageError: There is no such interface, it is down, or it has no address.
     """
     known = psutil.net_if_addrs()
     families = (socket.AF_INET, socket.AF_INET6)
     entries = [e for e in known.get(interface, ()) if e.family in families]
     if not entries:
-        why = "has no address" if interface in known else "isn't there"
+        why = "isn't there"
+        if interface in known:
+            stats = psutil.net_if_stats().get(interface)
+            is_down = stats is not None and not stats.isup
+            why = f"is down (ip link set {interface} up)" if is_down else "has no address"
         raise UsageError(
             f"{said_by} is {interface}, which {why}. Interfaces here: {', '.join(sorted(known))}"
         )

@@ -12,6 +12,7 @@ from paceline.cli.output import TRAIN_OUTPUT, Output
 from paceline.cli.target import merge_layers, recipe_in_config, refuse_another
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
+    names_something,
     part_script_args,
     read_options,
     show_help,
@@ -81,11 +82,20 @@ def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Take the script's path out of the options, before or behind it.
 
     Raises:
-        UsageError: There is none, or no such file.
+        UsageError: There is none, or it is no file.
     """
     for place, token in enumerate(tokens):
-        if token.endswith(".py") and not token.startswith("-"):
-            if not Path(token).expanduser().is_file():
-                raise UsageError(f"there is no file {token}")
+        is_first = place == 0 and names_something(tokens)  # it needs no .py
+        if is_first or (token.endswith(".py") and not token.startswith("-")):
+            path = Path(token).expanduser()
+            if path.is_dir():
+                raise UsageError(f"{token} is a directory: name the script in it that trains")
+            if not path.is_file():
+                raise UsageError(f"there is no file {token}. Usage: {_USAGE}")
             return token, [*tokens[:place], *tokens[place + 1 :]]
-    raise UsageError(f"the script is missing. Usage: {_USAGE}")
+    if "-" in tokens:
+        raise UsageError("each worker reads the script, so it can't come from standard input")
+    missing = f"the script is missing. Usage: {_USAGE}"
+    if tokens and Path(tokens[-1]).is_file():
+        missing = f"name a script without .py first: paceline run {tokens[-1]} ..."
+    raise UsageError(missing)

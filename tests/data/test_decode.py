@@ -50,6 +50,20 @@ def test_other_jpegs_become_rgb(mode: str) -> None:
     assert np.abs(decoded_to(content, 32).numpy() - by_torchvision(content, 32)).max() <= 2
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_grey_of_16_bits_is_scaled(kind: str) -> None:
+    grey = np.asarray(smooth(40, 40).convert("L"))
+    content = stored(Image.fromarray(grey.astype(np.uint16) * 257), kind)
+    np.testing.assert_array_equal(decode(content, 40).numpy(), np.stack([grey] * 3))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_32_bits_are_refused(kind: type) -> None:
+    content = stored(Image.fromarray(np.ones((40, 40), kind)), "TIFF")
+    with pytest.raises(BrokenImageError, match="32 bits a pixel"):
+        decode(content, 40)
+
+
 @pytest.mark.parametrize("mode", ["P", "L", "LA", "RGBA", "1"])
 def test_other_pngs_become_rgb(mode: str) -> None:
     options = {"transparency": bytes(range(256))} if mode == "P" else {}

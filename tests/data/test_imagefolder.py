@@ -148,6 +148,7 @@ def test_order_and_classes_are_torchvisions(tmp_path: Path) -> None:
     (tmp_path / "train" / "ant" / "000.jpg").rename(more / "B.JPG")
     (tmp_path / "train" / "ant" / "001.png").rename(more.parent / "a.png")
     (more / "notes.txt").write_text("no image")
+    (more / "c.tiff").write_bytes((tmp_path / "train" / "ant" / "003.bmp").read_bytes())
     tree = scan_tree(tmp_path)
     assert tree.class_names == CLASSES
     for split, entries in tree.splits.items():
@@ -155,6 +156,17 @@ def test_order_and_classes_are_torchvisions(tmp_path: Path) -> None:
         assert list(tree.class_names) == theirs.classes
         found = [(str(tmp_path / entry.path), entry.label) for entry in entries]
         assert found == theirs.samples
+
+
+def test_names_that_begin_with_a_dot_are_left_out(tmp_path: Path) -> None:
+    write_image_folder(tmp_path)
+    found = scan_tree(tmp_path).splits
+    ant = tmp_path / "train" / "ant"
+    (ant / "._000.jpg").write_bytes(b"what macOS leaves")
+    (ant / ".trash").mkdir()
+    (ant / "001.png").rename(ant / ".trash" / "001.png")
+    left = [entry for entry in found["train"] if entry.path != "train/ant/001.png"]
+    assert [entry.path for entry in scan_tree(tmp_path).splits["train"]] == [e.path for e in left]
 
 
 def test_a_split_may_lack_classes_but_numbers_stay(tmp_path: Path) -> None:

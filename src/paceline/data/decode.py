@@ -30,8 +30,8 @@ class BrokenImageError(ValueError):
 def decoded_to(content: bytes, size: int) -> Tensor:
     """Decode an image, scale its shorter side to `size` and cut out the middle.
 
-    As torchvision's Resize and CenterCrop, bilinear with antialiasing; colours become RGB, an
-    orientation that the camera noted is not applied.
+    As torchvision's Resize and CenterCrop, bilinear with antialiasing; colours become RGB, 16 bits
+    of grey become 8, an orientation that the camera noted is not applied.
 
     Args:
         content: Of the file.
@@ -90,4 +90,9 @@ def _decode_with_pillow(image: Image.Image, size: int) -> NDArray[np.uint8]:
     image.draft("RGB", (size, size))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
+    # Pillow would cut what is above 255 off; a 16-bit PGM comes in 32 bits.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise BrokenImageError("32 bits a pixel say nothing about black and white: save it with 8")
     return np.array(image.convert("RGB"))

@@ -22,8 +22,11 @@ from paceline.files import open_plain, read_json_object, refuse_special, write_j
 from paceline.launch.worker_count import usable_cores
 
 SPLITS: Sequence[str] = ("train", "val", "test")
-SUFFIXES: Sequence[str] = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-"""What counts as an image file, in lower or upper case."""
+SUFFIXES: Sequence[str] = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp"),
+    *(".tif", ".tiff", ".ppm", ".pgm"),
+)
+"""What counts as an image file, in lower or upper case: the same as for torchvision's folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ def no_image(path: Path, error: ValueError) -> DataError:
 def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
     """List a folder and those below it, as `os.walk` does that follows links: path and files.
 
+    Files and folders whose names begin with a dot are left out.
+
     Raises:
         DataError: A link leads back to a folder that it lies in.
     """
@@ -137,6 +142,8 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
             )
         with os.scandir(folder) as entries:
             listed = [(entry.is_dir(), entry.name) for entry in entries]
+        # Programs leave names that begin with a dot beside images, such as macOS `._photo.jpg`.
+        listed = [found for found in listed if not found[1].startswith(".")]
         yield folder, [name for is_folder, name in listed if not is_folder]
         within = {**above, key: folder}
         left += [(f"{folder}/{name}", within) for is_folder, name in listed if is_folder]

@@ -60,7 +60,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.runs.text import comparison_lines
 
     runs = choose_runs(places)
-    asked = given.get("metric")
+    requested = given.get("metric")
     for entry in runs:
         for problem in entry.report.problems:
             note(f"{entry.report.path}: {problem}")
@@ -68,7 +68,7 @@ def main(tokens: Sequence[str]) -> int:
         print(json.dumps(_as_json(compare(runs, most=None)), indent=2))
         return ExitCode.DONE
     shown = compare(runs)
-    metric = choose_metric(shown.runs, None if asked is None else str(asked))
+    metric = choose_metric(shown.runs, None if requested is None else str(requested))
     if given.get("html"):
         from paceline.report.runs.pages import write_comparison
 

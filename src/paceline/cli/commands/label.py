@@ -70,12 +70,12 @@ def main(tokens: Sequence[str]) -> int:
         raise UsageError(f"{run.path}: {problems[0]}")
     # What was given over what there is.
     texts = {name: str(given[name] or "") for name in ("name", "note") if name in given}
-    added, taken = _words(given.get("tag")), _words(given.get("untag"))
-    for tag in taken:
+    added, removed = _words(given.get("tag")), _words(given.get("untag"))
+    for tag in removed:
         if tag not in before.tags:
             known = ", ".join(before.tags) or "none"
             raise UsageError(f"--untag {tag}: the run has no such tag. It has: {known}")
-    kept = [tag for tag in before.tags if tag not in taken]
+    kept = [tag for tag in before.tags if tag not in removed]
     notes = replace(before, **texts, tags=tuple(dict.fromkeys([*kept, *added])))
     notes.check()
     if given:

@@ -80,10 +80,10 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _check_names(recipe: Recipe, arguments: Sequence[OptionField]) -> None:
-    taken = {option.name for option in _OPTIONS} & {argument.name for argument in arguments}
-    if taken:
+    clashing = {option.name for option in _OPTIONS} & {argument.name for argument in arguments}
+    if clashing:
         raise UsageError(
-            f"recipe {recipe.name!r}: its argument {min(taken)!r} is an option of "
+            f"recipe {recipe.name!r}: its argument {min(clashing)!r} is an option of "
             "`paceline preview` already; give the argument another name"
         )
 

@@ -12,7 +12,7 @@ from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
-from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import file_name, recipe_in_config, refuse_another
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
@@ -310,7 +310,7 @@ def _resume(
     given: Mapping[str, OptionValue],
     allowed: Sequence[str],
     paths: tuple[str, ...] = (),
-    output: Output = ALL_IS_SAID,
+    output: Output = FULL_OUTPUT,
 ) -> int:
     """Resume a training here, on hosts, or on a cluster that sees its run directory."""
     run = RunDirectory.named(request.run_dir)
@@ -431,8 +431,10 @@ def _print_finished(
     with output.apart():
         if not output.quiet:
             sentence = describe_ending(report).sentence.removeprefix("finished ")
-            told = printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}")
-            print(fitting(told, sys.stdout))
+            message = printable(
+                f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}"
+            )
+            print(fitting(message, sys.stdout))
     for command in dict.fromkeys(_CHANGED_BY.get(name, "") for name in ignored):
         names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
         instead = f": `paceline {command}` does that" if command else ""

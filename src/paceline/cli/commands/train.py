@@ -13,7 +13,7 @@ from paceline.cli.cluster_submit import (
     take_cluster_choice,
 )
 from paceline.cli.dry_run import show_plan
-from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import file_name, merge_layers, take_target
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
@@ -103,7 +103,7 @@ def begin(
     given: Mapping[str, OptionValue],
     where: OptionValue,
     paths: tuple[str, ...] = (),
-    output: Output = ALL_IS_SAID,
+    output: Output = FULL_OUTPUT,
 ) -> int:
     """Begin a new training here, on hosts, or on a cluster. Returns the exit code.
 
@@ -209,9 +209,9 @@ def read_recipe_options(
     """
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
-    taken = {name for option in (*options, *extra) for name in option.own_names}
+    reserved = {name for option in (*options, *extra) for name in option.own_names}
     for argument in arguments:
-        if argument.name in taken:
+        if argument.name in reserved:
             raise UsageError(
                 f"recipe {recipe.name!r}: its argument {argument.name!r} is an option of every "
                 "training already; set its default with @paceline.recipe(...)"

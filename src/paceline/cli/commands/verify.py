@@ -215,7 +215,7 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
     resume = given.get("resume") is True
     workers = _numbers_of(command, str(given.get("workers", "")), single=resume)
     check_machine(max(workers))
-    if command.asks_for_cpu:
+    if command.requests_cpu:
         note(
             "accelerate launch --cpu starts a single process, whatever --num_processes says: "
             "verify has it start as many on the CPU, as it does on GPUs"
@@ -502,7 +502,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
 
 def _is_on_cpu(request: VerifyRequest) -> bool:
     dist, command = request.config.dist, request.command
-    if command is not None and command.asks_for_cpu:
+    if command is not None and command.requests_cpu:
         return True
     # The command may set which GPUs its workers see.
     visible = command.variables.get("CUDA_VISIBLE_DEVICES") if command else None

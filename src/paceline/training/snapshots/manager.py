@@ -330,8 +330,10 @@ class SnapshotManager:
             )
         for number, optimizer in enumerate(self._components.optimizers):
             slots = snapshot.tensors.get(_optimizer_file(number), {})
-            asked = self._context.kept_options
-            self._components.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
+            kept_names = self._context.kept_options
+            self._components.restore_optimizer(
+                optimizer, slots, _mapping(saved[number]), kept_names
+            )
         # What the script has added: objects alike on all workers, then those of each shard.
         self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
         parts = state.get("parts", state.get("world_size"))

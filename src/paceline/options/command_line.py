@@ -250,27 +250,15 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
     return lines
 
 
-def snapshot_option(group: str) -> OptionField:
-    """The option of commands that work on one snapshot of a run."""
-    return OptionField(
-        name="snapshot",
-        annotation=str,
-        default="best",
-        help="Which model: best (by validation), last, or a snapshot's directory.",
-        group=group,
-    )
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of commands that take the weights of one snapshot of a run."""
 
-
-def ema_option(group: str) -> OptionField:
-    """The option of commands that take a snapshot's weights."""
-    return OptionField(
-        name="ema",
-        annotation=bool,
-        default=True,
-        help="Take the moving average of the weights where the run has one (--ema); --no-ema takes "
-        "those that were trained.",
-        group=group,
-    )
+    snapshot: str = "best"
+    """Which model: best (by validation), last, or a snapshot's directory."""
+    ema: bool = True
+    """Take the moving average of the weights where the run has one (--ema); --no-ema takes those
+    that were trained."""
 
 
 def with_defaults(

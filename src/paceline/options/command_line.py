@@ -79,8 +79,6 @@ def parse_options(
     about: str,
     tokens: Sequence[str],
     options: Iterable[OptionField],
-    hint: str = "",
-    settled: Collection[str] = (),
 ) -> dict[str, OptionValue]:
     """Read options from a command line, and from the environment where it doesn't name them.
 
@@ -89,8 +87,6 @@ def parse_options(
         about: What `--help` says first.
         tokens: The command line after the command.
         options: What is known; `default` is only shown.
-        hint: What an error about something unknown says besides.
-        settled: As for `read_options`.
 
     Returns:
         The options that were given, by name; not the defaults.
@@ -99,7 +95,7 @@ def parse_options(
         HelpShown: Help was asked for and printed.
         UsageError: Something unknown or unreadable was given.
     """
-    return dict(read_options(command, about, tokens, options, hint, settled).values)
+    return dict(read_options(command, about, tokens, options).values)
 
 
 @final

@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -122,7 +121,6 @@ def main(tokens: Sequence[str]) -> int:
         given=tuple(dict.fromkeys((*past.given, *given))),
         run_dir=str(run.path),
         command=("paceline", "resume", *tokens),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
     plans = choice.plans_alone(config.launch.on)
@@ -271,14 +269,12 @@ def _resume_script(
         kind="script",
         recipe=past.recipe,
         reference=past.reference,
-        arguments={},
         script_args=script_args if other_args else past.script_args,
         settings=settings,
         given=tuple(dict.fromkeys((*before, *given))),
         allowed=tuple(allowed),
         run_dir=str(run.path),
         command=("paceline", "resume", where, *words),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     config = TrainConfig.from_settings(settings)
     sources = dict.fromkeys(settings, "run") | dict(found.sources)

@@ -8,13 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
-from paceline.options.command_line import (
-    names_something,
-    note,
-    parse_options,
-    show_help,
-    wants_help,
-)
+from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
@@ -52,13 +46,10 @@ _OPTIONS = option_fields(ListOptions, "List")
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
-    is_named = names_something(tokens)
-    given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
+    named, given = read_command(_USAGE, _ABOUT, tokens, _OPTIONS, "the folder")
     options = pick(ListOptions, given)
-    root = Path(tokens[0] if is_named else USUAL_FOLDER).expanduser().absolute()
-    if is_named and not root.is_dir():
+    root = Path(named[0] if named else USUAL_FOLDER).expanduser().absolute()
+    if named and not root.is_dir():
         raise UsageError(f"{root} is no folder")
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
     from paceline.report.runs.table import table_lines

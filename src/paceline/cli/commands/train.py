@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import (
@@ -82,9 +81,7 @@ def main(tokens: Sequence[str]) -> int:
         arguments=arguments,
         settings=settings,
         given=tuple(given),
-        run_dir="",
         command=("paceline", "train", *tokens),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if prints:
         print_config(request)

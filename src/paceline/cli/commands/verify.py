@@ -5,7 +5,6 @@ import shlex
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -351,13 +350,10 @@ def _script_request(
         kind="script",
         recipe=target if is_module else path.name,
         reference=target if is_module else str(path),
-        arguments={},
         script_args=tuple(arguments),
         settings=settings,
         given=tuple(settings),
-        run_dir="",
         command=("paceline", "verify", target),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -372,9 +368,7 @@ def _recipe_request(
         arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
         settings=merge_layers(options, of_file, recipe.settings),
         given=tuple(given),
-        run_dir="",
         command=("paceline", "verify", target),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 

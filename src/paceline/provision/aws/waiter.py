@@ -24,7 +24,7 @@ class Waiter:
         """Ask until there is an answer; blocks.
 
         Args:
-            ask: Gives None for "not yet".
+            poll: Gives None for "not yet".
             timeout_s: After that it is asked once more and no longer.
 
         Returns:

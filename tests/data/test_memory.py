@@ -79,10 +79,6 @@ def test_augmented_images_are_normalised(
     torch.testing.assert_close(found.inputs, wanted, rtol=1e-6, atol=1e-5)
     assert found.inputs.is_contiguous(memory_format=layout)
     assert plain.inputs.max() > 100
-    bf16 = MemorySource(data, dtype=torch.bfloat16, memory_format=layout, augment=augment)
-    (short,) = bf16.train_batches(plan(batch=20))
-    assert short.inputs.dtype == torch.bfloat16
-    torch.testing.assert_close(short.inputs.float(), wanted, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS.values(), ids=AUGMENTS)
@@ -187,12 +183,6 @@ def test_the_data_is_not_copied_where_it_fits() -> None:
     for layout in LAYOUTS:
         (batch,) = MemorySource(data, memory_format=layout).eval_batches(0, 1, 10)
         assert batch.targets.data_ptr() == data.labels.data_ptr()
-
-
-def test_inputs_may_have_another_type() -> None:
-    data = synthetic_images(10, 3, 4, 4, 10, seed=1)
-    (batch,) = MemorySource(data, dtype=torch.bfloat16).eval_batches(0, 1, 10)
-    assert batch.inputs.dtype == torch.bfloat16
 
 
 def test_describe_and_close() -> None:

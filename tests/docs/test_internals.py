@@ -1,7 +1,9 @@
 """The walks of docs/internals: the diff of each fits the source of today and does what is said."""
 
 import json
+import re
 import tarfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +43,20 @@ def test_a_field_of_snapshots_needs_one_place() -> None:
     assert loaded.skipped_steps == 0
     loaded.skipped_steps = 3
     assert state.from_json(loaded.to_json()).skipped_steps == 3  # type: ignore[attr-defined]
+
+
+def test_the_layers_are_those_that_the_check_holds() -> None:
+    """The drawing reads up from the ground, the linter's contract down from the roof."""
+    page = (ROOT / "docs" / "design.md").read_text()
+    drawing = page.partition("## Layers\n")[2].partition("\nEach may import")[0]
+    drawn = [set(re.findall(r"\w+", layer)) for layer in drawing.split("<")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each["type"] == "layers")
+    held = [set(re.findall(r"paceline\.(\w+)", layer)) for layer in reversed(layers)]
+    assert drawn == held
+    packages = {path.parent.name for path in (ROOT / "src/paceline").glob("*/__init__.py")}
+    assert set().union(*held) == packages | {"errors", "files"}
 
 
 FORMAT = blocks(WALKS / "add-a-data-format.md", "python")[0].text

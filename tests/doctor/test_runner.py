@@ -68,10 +68,10 @@ def test_questions_that_a_probe_does_not_know_are_problems() -> None:
     line = LocalLine({"tokens": asdict(Tokens.made())})
     try:
         pool = HostPool([PooledHost(name="a", line=line)])
-        answers, problems = pool.ask_all({"ask": "fly"}, 60)
+        answers, problems = pool.query_all({"ask": "fly"}, 60)
         assert answers == {}
         assert "fly" in problems["a"]
-        answers, problems = pool.ask_all({"ask": "names", "names": ["localhost"]}, 60)
+        answers, problems = pool.query_all({"ask": "names", "names": ["localhost"]}, 60)
         assert answers == {"a": {"localhost": "127.0.0.1"}}
     finally:
         line.end()
@@ -83,7 +83,7 @@ def test_a_probe_that_dies_is_told_of() -> None:
     with pytest.raises(InfrastructureError, match="its probe has ended"):
         line.receive(60)
     pool = HostPool([PooledHost(name="a", line=line)])
-    assert pool.ask_all({"ask": "facts"}, 60)[1].keys() == {"a"}
+    assert pool.query_all({"ask": "facts"}, 60)[1].keys() == {"a"}
     assert [(f.hosts, f.state) for f in pool.losses] == [(("a",), "fault")]
     line.end()
 
@@ -111,14 +111,14 @@ def test_an_all_reduce_of_two_probes() -> None:
     try:
         pool = HostPool([PooledHost(name=name, line=line) for name, line in lines.items()])
         store = {"ask": "store", "address": "127.0.0.1", "timeout_s": 60}
-        kept, _ = pool.ask({"a": store}, 60)
+        kept, _ = pool.query({"a": store}, 60)
         port = kept["a"]["port"]
         listening = psutil.Process(lines["a"]._process.pid).net_connections("inet")
         assert {c.laddr for c in listening if c.status == "LISTEN"} == {("127.0.0.1", port)}
         plan = {"ask": "all_reduce", "world_size": 2, "master": "127.0.0.1", "port": port}
         plan |= {"interface": "lo", "size_bytes": 1 << 20, "timeout_s": 60}
         asked = {name: {**plan, "rank": rank} for rank, name in enumerate(lines)}
-        answers, problems = pool.ask(asked, 120)
+        answers, problems = pool.query(asked, 120)
         assert problems == {}
         for answer in answers.values():
             assert answer["is_right"] is True

@@ -31,7 +31,8 @@ def local_gradients(model: nn.Module, group: Group, step: int) -> dict[str, Tens
 def averages(group: Group, dtype: torch.dtype | None) -> list[dict[str, Tensor]]:
     """Two steps: the first goes through a replay, the second straight through the hook."""
     model = wide_net()
-    replica = Replica(model, group, compression=Compression(dtype))
+    replica = Replica(model, group)
+    replica.compression = Compression(dtype)
     found = []
     for step in range(2):
         model.zero_grad()
@@ -84,7 +85,8 @@ def test_it_may_be_switched_between_two_steps() -> None:
     def body(group: Group) -> list[bool]:
         compression = Compression(None)
         model = wide_net()
-        replica = Replica(model, group, compression=compression)
+        replica = Replica(model, group)
+        replica.compression = compression
         rounded = []
         for step, dtype in enumerate((None, torch.bfloat16, None)):
             compression.dtype = dtype
@@ -125,7 +127,8 @@ def test_bytes_on_the_wire() -> None:
     def body(group: Group, dtype: torch.dtype | None) -> float:
         model = nn.Linear(100, 10, bias=False)
         compression = None if dtype is None else Compression(dtype)
-        replica = Replica(model, group, compression=compression)
+        replica = Replica(model, group)
+        replica.compression = compression
         model.weight.requires_grad_(True)
         return replica.wire_bytes
 

@@ -153,7 +153,7 @@ class Sagemaker(Cluster):
 class Slurm(Cluster):
     @contextmanager
     def running(self) -> Iterator[None]:
-        self.monkeypatch.setattr(slurm_job, "_ASK_S", (0.0, 0.0))
+        self.monkeypatch.setattr(slurm_job, "_QUERY_S", (0.0, 0.0))
         self.monkeypatch.setattr(slurm_job, "_SETTLE_S", 0.0)
         self.programs.mkdir()
         yield

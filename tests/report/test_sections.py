@@ -127,7 +127,7 @@ def test_cells_are_coloured_by_their_share_of_the_row() -> None:
     confusion = Confusion(classes=("cat", "dog"), counts=counts)
     (name, (right, wrong)), (_, empty) = sections.confusion_rows(confusion)
     assert (name, right.strength, right.right) == ("cat", "90%", True)
-    assert wrong.told == "19 of 100 samples of cat taken for dog (19 %)"
+    assert wrong.tooltip == "19 of 100 samples of cat taken for dog (19 %)"
     assert {cell.strength for cell in empty} == {"0%"}
 
 

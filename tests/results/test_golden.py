@@ -82,7 +82,7 @@ def test_the_files_of_a_run_are_written_as_they_were(tmp_path: Path) -> None:
 def test_a_study_is_read_and_written_as_it_was(tmp_path: Path) -> None:
     study, problems = read_study(STUDY)
     assert problems == ()
-    assert study == require_study(STUDY, sizes=True, asked=True)
+    assert study == require_study(STUDY, sizes=True, settings=True)
     assert [(size.workers, size.method, len(size.repeats)) for size in study.sizes] == [
         (1, "allreduce", 2),
         (2, "allreduce", 2),

@@ -143,7 +143,7 @@ def test_what_gains_is_taken_together_and_measured_again(tmp_path: Path) -> None
         "faster",
     ]
     assert tuner.confirmed is not None
-    assert tuner.confirmed.may_be_taken
+    assert tuner.confirmed.is_recommended
     assert tuner.confirmed.change.settings == {"compile": True, "workers": 1, "threads": 2}
     assert tuner.confirmed.gain.mean == pytest.approx(3.0)
     assert tuner.confirmed.gain.start_s == pytest.approx(20.0)
@@ -183,7 +183,7 @@ def test_noise_is_no_gain(tmp_path: Path) -> None:
 
     tuner, _ = make_tuner(tmp_path, Pretended(noisy))
     tuner.run()
-    assert tuner.confirmed is None or not tuner.confirmed.may_be_taken
+    assert tuner.confirmed is None or not tuner.confirmed.is_recommended
 
 
 @pytest.mark.slow
@@ -194,9 +194,9 @@ def test_a_gain_that_isnt_there_the_second_time_is_not_taken(tmp_path: Path) -> 
 
     tuner, _ = make_tuner(tmp_path, Pretended(lucky))
     tuner.run()
-    assert tuner.tried[0].may_be_taken
+    assert tuner.tried[0].is_recommended
     assert tuner.confirmed is not None
-    assert not tuner.confirmed.may_be_taken
+    assert not tuner.confirmed.is_recommended
 
 
 def test_what_fails_is_said_and_not_tried_again(tmp_path: Path) -> None:

@@ -207,12 +207,12 @@ def test_the_best_that_dont_contradict_each_other_are_taken_together() -> None:
 
 def test_what_may_change_results_is_taken_only_where_they_are_as_good() -> None:
     faster = tried("bf16", 1.5, "quality")
-    assert not faster.may_be_taken
+    assert not faster.is_recommended
     assert "--check-quality" in faster.verdict
     as_good = replace(faster, losses=((1.0, 1.02, 0.98), (1.01, 1.0, 1.0)))
-    assert (as_good.may_be_taken, as_good.verdict) == (True, "faster, as good")
+    assert (as_good.is_recommended, as_good.verdict) == (True, "faster, as good")
     worse = replace(faster, losses=((1.0, 1.02, 0.98), (1.1, 1.0, 1.1)))
-    assert (worse.may_be_taken, worse.verdict) == (False, "faster, but worse")
+    assert (worse.is_recommended, worse.verdict) == (False, "faster, but worse")
 
 
 def test_how_much_worse_a_loss_may_be() -> None:

@@ -38,7 +38,8 @@ def train(
     if compression is None:
         replica = replica_of(model, group, columns)
     else:
-        replica = Replica(model, group, compression=compression)
+        replica = Replica(model, group)
+        replica.compression = compression
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for step in range(steps):

@@ -143,10 +143,10 @@ def test_variables_before_the_command(before: str) -> None:
 
 def test_accelerate_is_told_to_leave_gpus_alone() -> None:
     command = read_launch_command("accelerate launch --cpu --num_processes 2 a.py".split())
-    assert command.asks_for_cpu
+    assert command.requests_cpu
     expected = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     assert variables_for(command, 2, on_cpu=True) == expected
-    assert not read_launch_command("accelerate launch --num_processes 2 a.py".split()).asks_for_cpu
+    assert not read_launch_command("accelerate launch --num_processes 2 a.py".split()).requests_cpu
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 Names rather than numbers: a state that belongs to another model is noticed instead of loaded askew.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.checkpoint.state_encoding import decode, encode
+from paceline.checkpoint.state_encoding import decode, encode, require_list, require_mapping
 from paceline.errors import SnapshotError
 
 # How the update is computed on this machine rather than what is computed: a fresh optimizer's own
@@ -115,16 +115,19 @@ class _Saved:
     """A flattened state, sorted by parameter."""
 
     def __init__(self, tensors: Mapping[str, Tensor], state: Mapping[str, object]) -> None:
-        groups = [_mapping(group) for group in _sequence(state.get("groups"))]
+        groups = [require_mapping(group) for group in require_list(state.get("groups"))]
         self.optimizer = state.get("optimizer")
-        self.options = [_mapping(group.get("options")) for group in groups]
+        self.options = [require_mapping(group.get("options")) for group in groups]
         self.shapes = [
-            {name: tuple(_sequence(shape)) for name, shape in _mapping(g.get("parameters")).items()}
+            {
+                name: tuple(require_list(shape))
+                for name, shape in require_mapping(g.get("parameters")).items()
+            }
             for g in groups
         ]
         self.slots: dict[str, dict[str, object]] = {}
-        for name, values in _mapping(state.get("values")).items():
-            self.slots[name] = {s: decode(v, tensors) for s, v in _mapping(values).items()}
+        for name, values in require_mapping(state.get("values")).items():
+            self.slots[name] = {s: decode(v, tensors) for s, v in require_mapping(values).items()}
         # Keys that begin with "/" are tensors within options and values: `decode` has placed them.
         for key, tensor in tensors.items():
             name, _, slot = key.rpartition("/")
@@ -220,15 +223,3 @@ def _place(value: object, parameter: Tensor, *, on_host: bool) -> object:
     # made with.
     like = torch.empty_like(parameter, dtype=value.dtype, device=device, requires_grad=False)
     return like.copy_(value)
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise SnapshotError("the snapshot's optimizer state isn't complete: an object is missing")
-    return value
-
-
-def _sequence(value: object) -> Sequence[object]:
-    if not isinstance(value, list):
-        raise SnapshotError("the snapshot's optimizer state isn't complete: a list is missing")
-    return value

@@ -68,3 +68,25 @@ def decode(value: object, tensors: Mapping[str, Tensor]) -> object:
         case dict():
             raise SnapshotError(f"the snapshot's state holds an unknown entry: {value}")
     return value
+
+
+def require_mapping(value: object) -> Mapping[str, object]:
+    """Give an object of a snapshot's state.
+
+    Raises:
+        SnapshotError: It is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise SnapshotError("the snapshot's state isn't complete: an object is missing")
+    return value
+
+
+def require_list(value: object) -> list[object]:
+    """Give a list of a snapshot's state.
+
+    Raises:
+        SnapshotError: It is something else.
+    """
+    if not isinstance(value, list):
+        raise SnapshotError("the snapshot's state isn't complete: a list is missing")
+    return value

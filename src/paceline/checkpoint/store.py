@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
 
-import torch
-
 from paceline.checkpoint.format import (
     MANIFEST,
     HostSnapshot,
@@ -219,7 +217,6 @@ class SnapshotStore:
     def newest_good(
         self,
         report: Callable[[str], None],
-        device: torch.device | str = "cpu",
         at_most: int | None = None,
         *,
         alone: bool = True,
@@ -230,7 +227,6 @@ class SnapshotStore:
 
         Args:
             report: Called with one line for each damaged snapshot.
-            device: Where the tensors are put.
             at_most: Leave out snapshots of later steps.
             alone: Whether no other host may have one.
 
@@ -247,7 +243,7 @@ class SnapshotStore:
         for step in reversed(steps):
             path = self.path_of(step)
             try:
-                return read_snapshot(path, device)
+                return read_snapshot(path)
             except SnapshotError as error:
                 # Written by a newer version: not damaged, so it is not set aside.
                 if of_unknown_format(path):

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Self, final
 
 from paceline.checkpoint.format import HostSnapshot, Snapshot, copy_to_host
@@ -145,12 +144,7 @@ class SnapshotWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _settle(self) -> None:

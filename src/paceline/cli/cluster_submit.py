@@ -69,9 +69,9 @@ def cluster_options() -> tuple[OptionField, ...]:
     """
     listed = [*option_fields(HostsOptions, "Hosts"), *option_fields(ClusterOptions, "Cluster")]
     for kind in launchers():
-        taken = {*training_options(), *(option.name for option in listed)}
+        reserved = {*training_options(), *(option.name for option in listed)}
         for option in _own_options(kind):
-            if option.name in taken:
+            if option.name in reserved:
                 raise UsageError(
                     f"the launcher {kind!r} has the option {flag(option.name)}, a name that is "
                     "taken: uninstall its package"

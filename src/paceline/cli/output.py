@@ -138,7 +138,7 @@ class Output:
                 note(line)
 
 
-ALL_IS_SAID = Output()
+FULL_OUTPUT = Output()
 
 
 def changed_settings(request: TrainRequest, given: Mapping[str, str]) -> list[str]:

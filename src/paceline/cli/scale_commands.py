@@ -76,7 +76,7 @@ class StudyHosts:
     """Options that name them, and how they are reached."""
 
     @classmethod
-    def taken_from(cls, given: dict[str, OptionValue]) -> "StudyHosts":
+    def split_from(cls, given: dict[str, OptionValue]) -> "StudyHosts":
         """Read options of hosts, and take them out of those that were given.
 
         Raises:

@@ -142,7 +142,7 @@ def _build_request(
         settings = {n: v for n, v in settings.items() if n not in _BATCHES.values()}
         settings[other] = given.pop(other)
     # Where: the hosts.
-    hosts = StudyHosts.taken_from(given)
+    hosts = StudyHosts.split_from(given)
     # What: methods, numbers of workers and their sizes.
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     refuse_without_effect(methods, tuple(given))

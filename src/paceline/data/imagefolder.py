@@ -173,7 +173,7 @@ Report = Callable[[str], None]
 _FOLDER = ".paceline"
 _KEPT_MAX_BYTES = 1 << 30
 _TASK_IMAGES = 64
-_TOLD_IMAGES = 400 * _TASK_IMAGES
+_REPORT_IMAGES = 400 * _TASK_IMAGES
 _SHOWN = 10
 _MOST_BYTES = 1 << 30
 """More than Pillow takes from one image: about 179 million pixels."""
@@ -252,7 +252,7 @@ def _check_images(
     tasks = (_Task(tree.root, tuple(paths[at : at + _TASK_IMAGES]), size) for at in starts)
     checked = run_in_order(_check, tasks, min(jobs, max(1, len(starts))))
     for done, found in zip(starts, checked, strict=True):
-        if done and done % _TOLD_IMAGES == 0:
+        if done and done % _REPORT_IMAGES == 0:
             report(f"looked at {done:,} of {len(paths):,} images")
         yield from found
 

@@ -84,7 +84,6 @@ class MemorySource(BatchSource):
         device: torch.device | str = "cpu",
         *,
         memory_format: torch.memory_format = torch.contiguous_format,
-        dtype: torch.dtype = torch.float32,
         augment: Sequence[Augment] = (),
         evaluate_with: Sequence[Augment] = (),
     ) -> None:
@@ -94,14 +93,12 @@ class MemorySource(BatchSource):
             data: What to serve.
             device: Where the data is kept and batches are made.
             memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
-            dtype: Of the inputs.
             augment: Applied in this order to training batches, before normalisation.
             evaluate_with: Likewise to evaluation batches; changes that aren't random.
         """
         self._title = _describe(data)
         self._device = torch.device(device)
         self._channels_last = memory_format == torch.channels_last
-        self._dtype = dtype
         self._augment = tuple(augment)
         self._evaluate_with = tuple(evaluate_with)
         self._on_host = data.keep_on_host
@@ -111,9 +108,11 @@ class MemorySource(BatchSource):
             self._images = _laid_out(data.images, self._channels_last).to(self._device)
         self._labels = data.labels.to(self._device)
         factor, offset = _normalisation(data, self._channels_last)
-        self._factor = factor.to(self._device, dtype)
-        self._offset = offset.to(self._device, dtype)
-        self._by_channel = tuple(t.to(self._device, dtype) for t in _normalisation(data, False))
+        self._factor = factor.to(self._device, torch.float32)
+        self._offset = offset.to(self._device, torch.float32)
+        self._by_channel = tuple(
+            t.to(self._device, torch.float32) for t in _normalisation(data, False)
+        )
 
     @property
     def num_samples(self) -> int:
@@ -225,7 +224,7 @@ class MemorySource(BatchSource):
 
     def _normalised_by_channel(self, images: Tensor) -> Tensor:
         factor, offset = self._by_channel
-        inputs = torch.mul(images, factor).add_(offset).to(self._dtype)
+        inputs = torch.mul(images, factor).add_(offset)
         if self._channels_last:
             return inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         return inputs
@@ -297,7 +296,6 @@ class PreparedSource(BatchSource):
         device: torch.device | str = "cpu",
         *,
         memory_format: torch.memory_format = torch.contiguous_format,
-        dtype: torch.dtype = torch.float32,
         augment: Sequence[Augment] = (),
         evaluate_with: Sequence[Augment] = (),
     ) -> None:
@@ -306,7 +304,6 @@ class PreparedSource(BatchSource):
         images: How they are normalised.
         device: Where the batches are.
         memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
-        dtype: Of the inputs.
         augment: Applied in this order to training batches, before normalisation.
         evaluate_with: Likewise to evaluation batches; changes that aren't random.
         """
@@ -316,8 +313,8 @@ class PreparedSource(BatchSource):
         self._augment = tuple(augment)
         self._evaluate_with = tuple(evaluate_with)
         factor, offset = channel_factors(images.mean, images.std, images.scale)
-        self._factor = factor.to(self._device, dtype)
-        self._offset = offset.to(self._device, dtype)
+        self._factor = factor.to(self._device, torch.float32)
+        self._offset = offset.to(self._device, torch.float32)
 
     @property
     def num_samples(self) -> int:

@@ -122,17 +122,17 @@ class _Machine:
         start = next(marks, None)
         if start is None:
             raise ValueError("an instruction lacks its mark")
-        taken = self._stack[start + 1 :]
+        popped = self._stack[start + 1 :]
         del self._stack[start:]
-        return taken
+        return popped
 
     def take(self, count: int) -> tuple[object, ...]:
         """Take the last `count` values off."""
         if len(self._stack) < count:
             raise ValueError("an instruction lacks its values")
-        taken = tuple(self._stack[len(self._stack) - count :])
+        popped = tuple(self._stack[len(self._stack) - count :])
         del self._stack[len(self._stack) - count :]
-        return taken
+        return popped
 
     def extend(self, values: list[object]) -> None:
         """Add to the list on top."""

@@ -44,8 +44,8 @@ def bind_to(group: Group, near: frozenset[int], wanted: NumaAffinity) -> None:
         wanted: As there.
     """
     own = os.sched_getaffinity(0)
-    told = json.dumps([this_node(), sorted(own), sorted(near & own)])
-    others = [json.loads(text) for text in group.gather_texts(told)]
+    record = json.dumps([this_node(), sorted(own), sorted(near & own)])
+    others = [json.loads(text) for text in group.gather_texts(record)]
     node = [(set(cores), set(close)) for name, cores, close in others if name == this_node()]
     if wanted != "off" and may_bind(node, always=wanted == "on") and near & own:
         for thread in Path("/proc/self/task").iterdir():  # new ones do as who starts them

@@ -37,7 +37,7 @@ class _Kind:
     """Whether kernels for lists of tensors are its own, and torch takes `foreach=True` there."""
     has_fused: bool = True
     """Whether optimizers' fused kernels are known to leave out steps that overflow in fp16."""
-    tells_bf16: bool = True
+    reports_bf16: bool = True
     """Whether torch tells if bf16 is multiplied in hardware."""
     counts_memory: bool = True
     """Whether torch counts how much memory tensors have taken at most."""
@@ -45,7 +45,11 @@ class _Kind:
 
 _KINDS: Mapping[str, _Kind] = {
     "cpu": _Kind(
-        noun="the CPU", copies_beside=False, has_fused=False, tells_bf16=False, counts_memory=False
+        noun="the CPU",
+        copies_beside=False,
+        has_fused=False,
+        reports_bf16=False,
+        counts_memory=False,
     ),
     "cuda": _Kind(noun="a GPU", backend="nccl"),
     "xpu": _Kind(noun="an Intel GPU", backend="xccl"),
@@ -57,11 +61,11 @@ _KINDS: Mapping[str, _Kind] = {
         copies_beside=False,
         has_foreach=False,
         has_fused=False,
-        tells_bf16=False,
+        reports_bf16=False,
         counts_memory=False,
     ),
 }
-_ANY_OTHER = _Kind(noun="a device", copies_beside=False, tells_bf16=False, counts_memory=False)
+_ANY_OTHER = _Kind(noun="a device", copies_beside=False, reports_bf16=False, counts_memory=False)
 
 
 def _kind(device: torch.device) -> _Kind:
@@ -304,7 +308,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a GPU multiplies bf16 numbers in hardware."""
-    if not _kind(device).tells_bf16:
+    if not _kind(device).reports_bf16:
         return False
     return bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
 

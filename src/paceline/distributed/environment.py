@@ -259,7 +259,7 @@ def _first_slurm_host(environment: Environment) -> str:
     return next(hosts_of(nodes)) if nodes else ""
 
 
-def handed_request() -> str | None:
+def launcher_request() -> str | None:
     """Give the request that `paceline run` has handed to the script in this process, if it has."""
     return os.environ.get(REQUEST_VARIABLE)
 

@@ -32,7 +32,7 @@ from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
 
 _BACKLOG = 1024
-_HEARING_S, _ASKING_S = 20.0, 0.05
+_HEARING_S, _POLL_S = 20.0, 0.05
 _GRACE_S = 2.0
 """For torch to say itself that nobody answered in time."""
 _NOT_OURS = (errno.EADDRNOTAVAIL,)
@@ -127,16 +127,16 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
     """Give every worker rank 0's text. Every worker calls it; the others wait for rank 0."""
     if rank == 0:
         store.set(key, text)
-    heard = store.get(key).decode()
+    value = store.get(key).decode()
     store.add(f"{key}/heard", 1)
-    return heard
+    return value
 
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
     """Keep the store on rank 0 until all have heard its text; who doesn't come isn't waited for."""
     deadline_s = time.monotonic() + _HEARING_S
     while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:
-        time.sleep(_ASKING_S)
+        time.sleep(_POLL_S)
 
 
 def arrive(store: Store, address: Address, placement: Placement, timeout_s: float) -> Placement:
@@ -158,7 +158,7 @@ def arrive(store: Store, address: Address, placement: Placement, timeout_s: floa
     # 1. Claim the rank: whoever comes second with the same one ends the start for all.
     rank, world_size = placement.rank, placement.world_size
     if store.add(f"arrived/{rank}", 1) > 1 and address.scheme != "agent":
-        message = _taken(address, rank)
+        message = _address_in_use(address, rank)
         store.set("all", message)
         raise UsageError(message)
     # 2. Say where it is, then count up: a worker that is counted has said it.
@@ -305,7 +305,7 @@ def _wait_for_all(store: Store, address: Address, placement: Placement, timeout_
         raise UsageError(said)
 
 
-def _taken(address: Address, rank: int) -> str:
+def _address_in_use(address: Address, rank: int) -> str:
     if address.scheme == "file":
         return (
             f"{address.path} holds the meeting of an earlier training, or two workers have rank "

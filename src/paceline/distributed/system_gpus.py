@@ -74,13 +74,13 @@ def read_utilization(
     handle, rates = ctypes.c_void_p(), (ctypes.c_uint * 2)()  # of the GPU, and of its memory
     try:
         nvml = ctypes.CDLL(library)
-        ask = nvml.nvmlDeviceGetUtilizationRates
+        query = nvml.nvmlDeviceGetUtilizationRates
         name = address.encode()
         if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(name, ctypes.byref(handle)):
             return None
     except (OSError, AttributeError):  # no such driver, or a very old one
         return None
-    return lambda: None if ask(handle, rates) else rates[0] / 100
+    return lambda: None if query(handle, rates) else rates[0] / 100
 
 
 def _percent_in(file: Path) -> float | None:

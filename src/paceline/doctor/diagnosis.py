@@ -109,7 +109,7 @@ class Examination:
 
     def run(self) -> Diagnosis:
         """Examine. Blocks; each phase has a limit of time."""
-        self._ask_facts()
+        self._query_facts()
         if len(self._facts) > 1:
             self._choose_addresses()
             self._connect()
@@ -133,9 +133,9 @@ class Examination:
         """Hosts that still answer and have an address."""
         return [n for n in self._pool.names if n in self._choices and self._choices[n].address]
 
-    def _ask_facts(self) -> None:
+    def _query_facts(self) -> None:
         self._say("looking at every host")
-        answers, problems = self._pool.ask_all({"ask": "facts"}, _FACTS_S)
+        answers, problems = self._pool.query_all({"ask": "facts"}, _FACTS_S)
         for host, answer in answers.items():
             try:
                 self._facts[host] = read_dataclass(HostFacts, answer)
@@ -166,7 +166,7 @@ class Examination:
 
     def _choose_addresses(self) -> None:
         hosts = list(self._facts)
-        answers, problems = self._pool.ask_all({"ask": "names", "names": hosts}, _NAMES_S)
+        answers, problems = self._pool.query_all({"ask": "names", "names": hosts}, _NAMES_S)
         self._note_problems("name", problems)
         known = {
             host: {str(n): str(v) if v is not None else None for n, v in answer.items()}
@@ -198,7 +198,7 @@ class Examination:
             host: {"ask": "listen", "address": self._choices[host].address} for host in self._usable
         }
         # Every host listens first, then every host calls all others.
-        listening, problems = self._pool.ask(questions, _LISTEN_S)
+        listening, problems = self._pool.query(questions, _LISTEN_S)
         self._note_problems("ports", problems)
         self._peers = {
             host: {"name": host, "address": self._choices[host].address, **answer}
@@ -213,7 +213,7 @@ class Examination:
             for host in self._peers
         }
         # Each try may run into its time-out, so the limit grows with the hosts.
-        found, problems = self._pool.ask(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
+        found, problems = self._pool.query(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
         self._note_problems("ports", problems)
         for host, answer in found.items():
             for other, contact in answer.items():
@@ -236,12 +236,12 @@ class Examination:
             self._say(f"measuring, round {number} of {len(rounds(hosts))}")
             # Both directions, one after the other: duplex faults show in one alone.
             for way in (pairs, [(b, a) for a, b in pairs]):
-                answers, _ = self._pool.ask(
+                answers, _ = self._pool.query(
                     {a: self._measurement(a, b, duration_s) for a, b in way if self._meets(a, b)},
                     _MEASURE_S + 4 * duration_s,
                 )
                 self._links += [read_dataclass(HostLink, answer) for answer in answers.values()]
-        self._pool.ask({host: {"ask": "close"} for host in self._peers}, _LISTEN_S)
+        self._pool.query({host: {"ask": "close"} for host in self._peers}, _LISTEN_S)
         self._links.sort(key=lambda link: (hosts.index(link.source), hosts.index(link.target)))
         self._findings += check_links(self._links, hosts, self._choices)
 
@@ -286,7 +286,7 @@ class Examination:
         first, address = hosts[0], self._choices[hosts[0]].address
         store = {"ask": "store", "address": address, "timeout_s": _REDUCE_S}
         # The first host keeps the store, at its own address; then all join at once.
-        kept, problems = self._pool.ask({first: store}, _LISTEN_S)
+        kept, problems = self._pool.query({first: store}, _LISTEN_S)
         if first not in kept:
             return {}, problems
         questions = {}
@@ -302,26 +302,26 @@ class Examination:
                 "interface": interface.name if interface is not None else "",
                 "timeout_s": _REDUCE_S,
             }
-        return self._pool.ask(questions, 2 * _REDUCE_S)
+        return self._pool.query(questions, 2 * _REDUCE_S)
 
     def _look_at_files(self) -> None:
         self._say("looking at files")
         first, *others = [name for name in self._pool.names if name in self._facts] or [""]
-        left, problems = self._pool.ask({first: {"ask": "mark"}}, _FILES_S)
+        left, problems = self._pool.query({first: {"ask": "mark"}}, _FILES_S)
         self._note_problems("shared files", problems)
         if first not in left:
             return
         # The first host's file is there before the others look, and goes after that.
         question = {**left[first], "ask": "see"}
-        answers, _ = self._pool.ask(dict.fromkeys(others, question), _FILES_S)
-        self._pool.ask({first: {**left[first], "ask": "unmark"}}, _FILES_S)
+        answers, _ = self._pool.query(dict.fromkeys(others, question), _FILES_S)
+        self._pool.query({first: {**left[first], "ask": "unmark"}}, _FILES_S)
         seen = {host: bool(answer.get("sees")) for host, answer in answers.items()}
         if seen:
             self._findings += check_files(first, self._facts[first].disk.directory, seen)
 
     def _look_at_data(self, recipe: Mapping[str, object]) -> None:
         self._say("looking at the data")
-        answers, problems = self._pool.ask_all({**recipe, "ask": "data"}, _DATA_S)
+        answers, problems = self._pool.query_all({**recipe, "ask": "data"}, _DATA_S)
         sets = {h: {str(n): str(v) for n, v in a.items()} for h, a in answers.items()}
         self._findings += check_data(sets, problems)
 

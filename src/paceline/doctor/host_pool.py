@@ -54,7 +54,7 @@ class HostPool:
             if host.lost
         ]
 
-    def ask(
+    def query(
         self, questions: Mapping[str, Mapping[str, object]], timeout_s: float
     ) -> tuple[Answers, dict[str, str]]:
         """Ask hosts at once, and wait for all.
@@ -86,11 +86,11 @@ class HostPool:
                 problems[host.name] = str(said.get("problem", "it didn't understand"))
         return answers, problems
 
-    def ask_all(
+    def query_all(
         self, question: Mapping[str, object], timeout_s: float
     ) -> tuple[Answers, dict[str, str]]:
-        """Ask all hosts the same, see `ask`."""
-        return self.ask(dict.fromkeys(self.names, question), timeout_s)
+        """Ask all hosts the same question at once, and wait for all, like `query`."""
+        return self.query(dict.fromkeys(self.names, question), timeout_s)
 
 
 def _answer(line: ProbeTransport, number: int, deadline_s: float) -> Mapping[str, object]:

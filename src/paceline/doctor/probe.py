@@ -98,28 +98,28 @@ class Probe:
     def _facts(self, question: Question) -> Answer:
         unknown: dict[str, str] = {}
 
-        def taken(name: str, take: Callable[[], Part], default: Part) -> Part:
+        def facts_or(name: str, read: Callable[[], Part], default: Part) -> Part:
             try:
-                return take()
+                return read()
             except Exception as error:  # noqa: BLE001  # one part that fails doesn't hide the others
                 unknown[name] = f"{type(error).__name__}: {error}"
                 return default
 
         none = HostFacts()
         found = HostFacts(  # the machine first, while nothing of ours makes it busy
-            machine=taken("machine", machine.machine_facts, none.machine),
-            network=taken("network", network.network_facts, none.network),
-            limits=taken("limits", machine.limit_facts, none.limits),
-            disk=taken("disk", self._disk, none.disk),
-            software=taken("software", software.software_facts, none.software),
+            machine=facts_or("machine", machine.machine_facts, none.machine),
+            network=facts_or("network", network.network_facts, none.network),
+            limits=facts_or("limits", machine.limit_facts, none.limits),
+            disk=facts_or("disk", self._disk, none.disk),
+            software=facts_or("software", software.software_facts, none.software),
         )
         # These parts import torch.
         if not found.software.torch_problem:
-            capability = taken("capability", software.capability, "")
+            capability = facts_or("capability", software.capability, "")
             found = replace(
                 found,
                 machine=replace(found.machine, capability=capability),
-                gpus=taken("gpus", machine.gpu_facts, none.gpus),
+                gpus=facts_or("gpus", machine.gpu_facts, none.gpus),
             )
         return asdict(replace(found, unknown=unknown))
 

@@ -118,7 +118,7 @@ class PartBuffers:
         split: dict[torch.dtype, Sequence[Tensor]] = {}
         for dtype in {b.dtype for b in live.values()}:
             chosen = mean if dtype.is_floating_point else rows[0]
-            split[dtype] = _taken_out(chosen, dtype).split(sizes)
+            split[dtype] = _from_row(chosen, dtype).split(sizes)
         found = {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
         return found | {alias: found[name] for alias, name in self._aliases.items()}
 
@@ -149,22 +149,22 @@ def pack(buffers: Sequence[Tensor]) -> Tensor:
     """
     if not buffers:
         return torch.zeros(0, dtype=torch.float64)
-    return torch.cat([_put_in(b.flatten()) for b in fetch(buffers)])
+    return torch.cat([_to_row(b.flatten()) for b in fetch(buffers)])
 
 
 @torch.no_grad()
 def unpack(packed: Tensor, buffers: Sequence[Tensor]) -> None:
     """Write what `pack` made back into the buffers."""
     parts = packed.split([b.numel() for b in buffers])
-    values = [_taken_out(part, b.dtype) for part, b in zip(parts, buffers, strict=True)]
+    values = [_from_row(part, b.dtype) for part, b in zip(parts, buffers, strict=True)]
     send([value.view(b.shape) for value, b in zip(values, buffers, strict=True)], buffers)
 
 
-def _put_in(values: Tensor) -> Tensor:
+def _to_row(values: Tensor) -> Tensor:
     return values.view(torch.float64) if values.dtype == torch.int64 else values.double()
 
 
-def _taken_out(row: Tensor, dtype: torch.dtype) -> Tensor:
+def _from_row(row: Tensor, dtype: torch.dtype) -> Tensor:
     return row.contiguous().view(dtype) if dtype == torch.int64 else row.to(dtype)
 
 

@@ -56,20 +56,13 @@ class Replica:
     it, what it has reached, and what may leave.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        group: Group,
-        forward: Forward | None = None,
-        compression: Compression | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, group: Group, forward: Forward | None = None) -> None:
         """Take a module over. Collective: all workers go on from rank 0's weights.
 
         Args:
             module: On the group's device; its `forward` is replaced.
             group: The workers.
             forward: What a forward pass computes; the module's own `forward` by default.
-            compression: What gradients travel in; by default they do as they are.
 
         Raises:
             JobError: The workers' modules differ in their parameters.
@@ -81,7 +74,7 @@ class Replica:
         """Whether the next backward pass that reaches the module will average its gradients."""
         self._has_reported_unused = False
         self._group = group
-        self.compression = compression
+        self.compression: Compression | None = None
         """What gradients travel in; by default they do as they are. To be set before any does."""
         self._averager: Averager | None = None
         self._alone = group.world_size == 1

@@ -22,7 +22,7 @@ from paceline.results.run_directory import RunDirectory
 _NODE_VARIABLES = ("JOB_COMPLETION_INDEX", "PET_NODE_RANK", "SKYPILOT_NODE_RANK", "PACELINE_NODE")
 _HOST_VARIABLES = ("PET_MASTER_ADDR",)
 WAIT_FOR_HOST_S = 300.0
-_ASKING_S = 2.0
+_POLL_S = 2.0
 
 
 def main(words: Sequence[str]) -> int:
@@ -130,7 +130,7 @@ def wait_for_host(host: str, wait_s: float) -> bool:
         except OSError:
             if time.monotonic() > deadline_s:
                 return False
-            time.sleep(min(_ASKING_S, wait_s / 10))
+            time.sleep(min(_POLL_S, wait_s / 10))
         else:
             return True
 

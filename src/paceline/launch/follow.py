@@ -81,9 +81,9 @@ class _Following:
         self._stop = stop
         self._answered_s = time.monotonic()
         self._polled_s = float("-inf")
-        self._asked_to_stop = 0
+        self._stop_requests = 0
         self._stop_by_s = float("inf")
-        self._said = ""
+        self._last_status = ""
 
     def to_the_end(self) -> Outcome:
         """Follow it."""
@@ -95,15 +95,15 @@ class _Following:
 
     def _pass_on_signals(self) -> Outcome | None:
         """Stop the job at the first signal, cancel it at the second."""
-        if self._stop.count <= self._asked_to_stop:
+        if self._stop.count <= self._stop_requests:
             return None
-        self._asked_to_stop += 1
+        self._stop_requests += 1
         # Ask for the job's state at once: it is about to change.
         self._polled_s = float("-inf")
         # Second signal: cancel; first: ask to stop, and give it the time for a snapshot.
-        if self._asked_to_stop == 2:
+        if self._stop_requests == 2:
             return self._job.cancel()
-        if self._asked_to_stop == 1:
+        if self._stop_requests == 1:
             self._say(
                 f"Stopping {self._job.name}: it may write a snapshot first. "
                 "A second signal doesn't wait for that"
@@ -148,7 +148,7 @@ class _Following:
             JobLostError: The while is over.
         """
         silent_s = time.monotonic() - self._answered_s
-        if silent_s > self._job.patience_s or self._asked_to_stop > 1:
+        if silent_s > self._job.patience_s or self._stop_requests > 1:
             raise self._job.lost(str(error)) from error
         self._say(str(error))
 
@@ -166,8 +166,8 @@ class _Following:
 
     def _say(self, text: str) -> None:
         """Say something on standard error, once until something else is said."""
-        if text and text != self._said:
-            self._said = text
+        if text and text != self._last_status:
+            self._last_status = text
             print(text, file=sys.stderr, flush=True)
 
 

@@ -90,9 +90,7 @@ def _check_keywords(
         )
 
 
-def clip_gradients(
-    parameters: Iterable[Tensor], max_norm: float, foreach: bool | None = True
-) -> Tensor:
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scale all gradients in place so that together they are at most `max_norm` long.
 
     Called by every worker on the combined gradient, after a loss scaler has unscaled it and before
@@ -101,13 +99,12 @@ def clip_gradients(
     Args:
         parameters: Parameters whose `grad` is clipped; those without one are passed over.
         max_norm: Largest allowed 2-norm.
-        foreach: Use torch's batched operations where the device has them; None lets torch choose.
 
     Returns:
         The norm before clipping as a tensor of shape () on the gradients' device: no host sync.
         It is NaN or infinite where a gradient is; that isn't an error here.
     """
     given = list(parameters)
-    if given and not has_foreach(given[0].device):
-        foreach = None
+    # torch's batched operations where the device has them; else torch chooses.
+    foreach = True if not given or has_foreach(given[0].device) else None
     return clip_grad_norm_(given, max_norm, error_if_nonfinite=False, foreach=foreach)

@@ -79,8 +79,6 @@ def parse_options(
     about: str,
     tokens: Sequence[str],
     options: Iterable[OptionField],
-    hint: str = "",
-    settled: Collection[str] = (),
 ) -> dict[str, OptionValue]:
     """Read options from a command line, and from the environment where it doesn't name them.
 
@@ -89,8 +87,6 @@ def parse_options(
         about: What `--help` says first.
         tokens: The command line after the command.
         options: What is known; `default` is only shown.
-        hint: What an error about something unknown says besides.
-        settled: As for `read_options`.
 
     Returns:
         The options that were given, by name; not the defaults.
@@ -99,7 +95,7 @@ def parse_options(
         HelpShown: Help was asked for and printed.
         UsageError: Something unknown or unreadable was given.
     """
-    return dict(read_options(command, about, tokens, options, hint, settled).values)
+    return dict(read_options(command, about, tokens, options).values)
 
 
 @final
@@ -250,27 +246,15 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
     return lines
 
 
-def snapshot_option(group: str) -> OptionField:
-    """The option of commands that work on one snapshot of a run."""
-    return OptionField(
-        name="snapshot",
-        annotation=str,
-        default="best",
-        help="Which model: best (by validation), last, or a snapshot's directory.",
-        group=group,
-    )
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Options of commands that take the weights of one snapshot of a run."""
 
-
-def ema_option(group: str) -> OptionField:
-    """The option of commands that take a snapshot's weights."""
-    return OptionField(
-        name="ema",
-        annotation=bool,
-        default=True,
-        help="Take the moving average of the weights where the run has one (--ema); --no-ema takes "
-        "those that were trained.",
-        group=group,
-    )
+    snapshot: str = "best"
+    """Which model: best (by validation), last, or a snapshot's directory."""
+    ema: bool = True
+    """Take the moving average of the weights where the run has one (--ema); --no-ema takes those
+    that were trained."""
 
 
 def with_defaults(

@@ -97,8 +97,8 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
 
     Args:
         component: A frozen dataclass whose fields all have defaults and docstrings. What is known
-            at run time alone comes after the docstring, from a field's metadata `help`; `shown`
-            and `aliases` are from there, too.
+            at run time alone comes after the docstring, from a field's metadata `help`; `shown`,
+            `aliases` and another `group` are from there, too.
         group: The heading for `--help`.
 
     Raises:
@@ -117,7 +117,7 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
                 annotation=hints[field.name],
                 default=field.default,
                 help=text,
-                group=group,
+                group=field.metadata.get("group", group),
                 shown=field.metadata.get("shown", ""),
                 aliases=field.metadata.get("aliases", ()),
             )

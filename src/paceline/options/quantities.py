@@ -19,7 +19,7 @@ def parse_bandwidth_bytes_per_s(text: str) -> float:
     Raises:
         UsageError: It isn't one, or doesn't say whether bits or bytes are meant.
     """
-    number, unit = _taken_apart(text)
+    number, unit = _number_and_unit(text)
     match = _SPEED.fullmatch(unit)
     value = number * _scale(match) if match else 0.0
     if not 0 < value < float("inf"):
@@ -60,7 +60,7 @@ def parse_short_time_s(text: str) -> float:
     Raises:
         UsageError: It isn't one, or has no unit.
     """
-    number, unit = _taken_apart(text)
+    number, unit = _number_and_unit(text)
     if number == 0 and not unit:
         return 0.0
     if unit.lower() not in _TIMES_S or not isfinite(number):
@@ -69,7 +69,7 @@ def parse_short_time_s(text: str) -> float:
     return number * _TIMES_S[unit.lower()]
 
 
-def _taken_apart(text: str) -> tuple[float, str]:
+def _number_and_unit(text: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text.strip())
     return (float(match[1]), match[2].strip()) if match else (-1.0, "?")
 

@@ -248,8 +248,8 @@ def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: i
     highlight = None
     if metrics.has(plan.columns[1][0]):
         epochs = thin(len(metrics), MAX_POINTS, () if best is None else (best,))
-        judged = _series(plan, metrics, plan.columns[1], epochs)
-        series.append(replace(judged, places=tuple(metrics.column("step")[i] for i in epochs)))
+        evaluated = _series(plan, metrics, plan.columns[1], epochs)
+        series.append(replace(evaluated, places=tuple(metrics.column("step")[i] for i in epochs)))
         if best is not None:
             place, value = metrics.column("step")[best], metrics.column(plan.columns[1][0])[best]
             highlight = None if math.isnan(place + value) else (place, value)

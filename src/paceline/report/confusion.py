@@ -67,17 +67,17 @@ def write_confusion(
 
 def distinct(names: Sequence[str]) -> list[str]:
     """Number names that occur more than once: `cat`, `cat (2)`."""
-    taken = set(names)
+    used = set(names)
     seen: Counter[str] = Counter()
     result = []
     for name in names:
         seen[name] += 1
         candidate = name
         # A numbered name may be taken by another class's own.
-        while seen[name] > 1 and candidate in taken:
+        while seen[name] > 1 and candidate in used:
             candidate = f"{name} ({seen[name]})"
-            seen[name] += candidate in taken
-        taken.add(candidate)
+            seen[name] += candidate in used
+        used.add(candidate)
         result.append(candidate)
     return result
 

@@ -161,12 +161,12 @@ def _label_times(axes: "Axes", chart: Chart) -> None:
     """
     low, high = axes.get_xlim()
     across = (WIDTH - _MARGINS[0] - _MARGINS[1]) / (high - low)
-    taken = _CHARACTER * len(_up(chart)) - _MARGINS[0]  # what goes up is named there
+    occupied = _CHARACTER * len(_up(chart)) - _MARGINS[0]  # what goes up is named there
     for time_s, place in _time_places(chart):
         text = clock(time_s)
         middle, half = (place - low) * across, _CHARACTER * len(text) / 2
-        if low <= place <= high and middle - half >= taken:
-            taken = middle + half + _CHARACTER
+        if low <= place <= high and middle - half >= occupied:
+            occupied = middle + half + _CHARACTER
             axes.annotate(
                 text,
                 (place, 1),

@@ -261,7 +261,7 @@ class Cell:
     strength: str
     """How strongly to colour it, as CSS's percentage: the root of its share of the row."""
     right: bool
-    told: str
+    tooltip: str
     """What it says, in a sentence."""
 
 
@@ -287,7 +287,7 @@ def _cell(confusion: Confusion, truth: int, answer: int) -> Cell:
         count=figures.show_count(row[answer]),
         strength=f"{100 * strength(row[answer], row):.0f}%",
         right=truth == answer,
-        told=f"{share} {verdict}{part}",
+        tooltip=f"{share} {verdict}{part}",
     )
 
 

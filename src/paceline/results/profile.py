@@ -110,7 +110,7 @@ class EpochCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class StepProfile:
-    """Where the time of a training goes."""
+    """Where the time of a training goes. It has a field for each key of `profile.json`."""
 
     world_size: int
     nodes: int

@@ -46,7 +46,7 @@ _RUN_LISTS: Mapping[str, type] = {
     "history": dict,
 }
 _IN_WORDS: Mapping[type, str] = {str: "text", dict: "an object", list: "a list"}
-_ASKING_S = 0.2
+_LOCK_WAIT_S = 0.2
 _SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
 _OF_LAUNCHER = "launcher-"
@@ -531,7 +531,7 @@ def _check_run(content: Mapping[str, object]) -> None:
 
 def _lock(descriptor: int) -> None:
     """Lock a file, over a moment: whoever asks whether it is locked holds it as long."""
-    deadline_s = time.monotonic() + _ASKING_S
+    deadline_s = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

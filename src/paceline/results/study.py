@@ -263,13 +263,13 @@ def read_study(directory: Path) -> tuple[Study, tuple[str, ...]]:
     return Study.from_json(record), tuple(problems)
 
 
-def require_study(directory: Path, *, sizes: bool = False, asked: bool = False) -> Study:
+def require_study(directory: Path, *, sizes: bool = False, settings: bool = False) -> Study:
     """Read a study that has to be one.
 
     Args:
         directory: Of the study.
         sizes: Whether what it says of each size has to be right as well.
-        asked: Whether it has to say what was asked for.
+        settings: Whether it has to say what was asked for.
 
     Raises:
         OSError: The file can't be read.
@@ -282,7 +282,7 @@ def require_study(directory: Path, *, sizes: bool = False, asked: bool = False) 
         raise ValueError(f"it has format {record.get('format')}, and this Paceline reads {FORMAT}")
     if sizes:
         _check_sizes(record.get("sizes"))
-    if asked and not isinstance(record.get("asked"), dict):
+    if settings and not isinstance(record.get("asked"), dict):
         raise ValueError("it doesn't say what was asked for")
     return Study.from_json(record)
 

@@ -133,7 +133,7 @@ def announce_failure(
     """
     cause = failures[0]
     # Is the message enough, or does the user need the traceback?
-    expected = cause.kind != "infrastructure" and cause.error_type in _TOLD_WITHOUT_TRACEBACK
+    expected = cause.kind != "infrastructure" and cause.error_type in _SHOWN_WITHOUT_TRACEBACK
     if cause.error_type == "InfrastructureError" and not run.run_json.exists():
         expected = True  # the workers didn't meet; nothing of the user's has run yet
     if cause.error_type == "StorageError":
@@ -141,8 +141,8 @@ def announce_failure(
     if cause.error_type == "DataError" and _WRAPPED in cause.traceback:
         expected = False  # the data set's own code raised: its traceback is wanted
     text = cause.message if expected else render(failures, run.logs)
-    told = printable(f"paceline: {text}")
-    print(fitting(told, sys.stderr) if expected else told, file=sys.stderr, flush=True)
+    message = printable(f"paceline: {text}")
+    print(fitting(message, sys.stderr) if expected else message, file=sys.stderr, flush=True)
     # Something was trained: report, and how to resume. Else nothing is left behind.
     if run.run_json.exists():
         if write is not None:
@@ -162,7 +162,7 @@ def _would_fail_again(cause: WorkerFailure) -> bool:
 
 
 _WRAPPED = "the direct cause of the following exception"
-_TOLD_WITHOUT_TRACEBACK = (
+_SHOWN_WITHOUT_TRACEBACK = (
     "UsageError",
     "DataError",
     "NonFiniteLossError",

@@ -39,8 +39,10 @@ def find_run(launch: Launch) -> Launch | None:
     if not launch.is_new:
         return launch
     if launch.is_named:
-        taken = launch.makes and launch.run.run_json.exists()  # written once all workers have met
-        return None if taken else launch
+        has_begun = (
+            launch.makes and launch.run.run_json.exists()
+        )  # written once all workers have met
+        return None if has_begun else launch
     deadline_s = time.monotonic() + WAIT_FOR_RUN_DIR_S
     while (found := launch.run.claimed_by(launch.place.starter())) is None:
         if time.monotonic() > deadline_s:

@@ -44,15 +44,11 @@ def cut_short_by_signals() -> Iterator[None]:
 def write_report(run: RunDirectory) -> bool:
     """Write the report in this process; tell whether that went well."""
     try:
-        with cut_short_by_signals():
+        with _failure_printed(run):
             from paceline.report.page import write_run_report  # takes a while
 
             write_run_report(run)
             return True
-    except CutShortError as signalled:
-        _print_failure(run, f"{signalled} came meanwhile")
-    except OSError as error:
-        _print_failure(run, str(error))
     except Exception:  # noqa: BLE001  # a fault of ours must not cost the training its end
         _print_failure(run, traceback.format_exc())
     return False
@@ -61,27 +57,31 @@ def write_report(run: RunDirectory) -> bool:
 def write_report_apart(run: RunDirectory) -> None:
     """Write the report in a process of its own: what draws it would swell this worker's memory."""
     command = [sys.executable, "-m", "paceline", "report", str(run.path)]
+    with _failure_printed(run):  # where it is cut short, subprocess.run kills the child
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_MOST_S,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for the training
+        )
+        if done.returncode:
+            _print_failure(run, done.stderr.strip().removeprefix("paceline: "))
+
+
+@contextmanager
+def _failure_printed(run: RunDirectory) -> Iterator[None]:
+    """Have a signal, or a failure of the system, end the block with a line that says so."""
     try:
         with cut_short_by_signals():
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_MOST_S,
-                check=False,
-                start_new_session=True,  # Ctrl-C is for the training
-            )
-    # subprocess.run has killed the child on its way out.
+            yield
     except CutShortError as signalled:
         _print_failure(run, f"{signalled} came meanwhile")
-        return
     except (OSError, subprocess.SubprocessError) as error:
         _print_failure(run, str(error))
-        return
-    if done.returncode:
-        _print_failure(run, done.stderr.strip().removeprefix("paceline: "))
 
 
 def _print_failure(run: RunDirectory, why: str) -> None:

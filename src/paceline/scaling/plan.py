@@ -82,7 +82,7 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
     Raises:
         UsageError: There are fewer, or a host doesn't say how many it has.
     """
-    taken: list[Host] = []
+    chosen: list[Host] = []
     left = workers
     for host in hosts:
         if host.slots is None:
@@ -91,11 +91,11 @@ def first_slots(hosts: Sequence[Host], workers: int) -> tuple[Host, ...]:
                 "slots=4 in the hostfile"
             )
         if left:
-            taken.append(replace(host, slots=min(left, host.slots)))
+            chosen.append(replace(host, slots=min(left, host.slots)))
             left -= min(left, host.slots)
     if hosts and left:
         raise UsageError(f"--workers says {workers}, and the hosts take {workers - left}")
-    return tuple(taken)
+    return tuple(chosen)
 
 
 def make_plan(sizes: Sequence[Size], repeats: int) -> tuple[Measurement, ...]:

@@ -159,7 +159,7 @@ class StudyDirectory:
 
     def _read(self) -> Study:
         try:
-            return require_study(self.path, asked=True)
+            return require_study(self.path, settings=True)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"{self.study_json} can't be resumed: {why_unreadable(error)}"

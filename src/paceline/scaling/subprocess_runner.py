@@ -20,7 +20,7 @@ _POLL_S = 0.1
 _STOP_S = 60.0
 """Beyond what workers have to stop: they may be on other hosts."""
 _KILL_S = 5.0
-_TOLD = "paceline: "
+_PREFIX = "paceline: "
 _WITH_TRACEBACK = "The training failed on "
 _ERROR = re.compile(r"(?!Log of |Other )[A-Za-z_][\w.]*: ")
 """The last line of a traceback; its other lines are indented."""
@@ -131,11 +131,11 @@ def problem_in(log: Path, code: int) -> str:
         code: Its exit code.
     """
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    said = [number for number, line in enumerate(lines) if line.startswith(_TOLD)]
-    if not said:
+    numbers = [number for number, line in enumerate(lines) if line.startswith(_PREFIX)]
+    if not numbers:
         return _short(lines[-1] if lines else f"it ended with exit code {code} without a word")
-    first = lines[said[0]].removeprefix(_TOLD)
-    errors = [line for line in lines[said[0] + 1 :] if _ERROR.match(line)]
+    first = lines[numbers[0]].removeprefix(_PREFIX)
+    errors = [line for line in lines[numbers[0] + 1 :] if _ERROR.match(line)]
     return _short(errors[0] if errors and first.startswith(_WITH_TRACEBACK) else first)
 
 

@@ -66,7 +66,7 @@ def _main_table(study: Study) -> str:
     """Write the study's own table."""
     rows = [
         (
-            *_who(study, size),
+            *_size_cells(study, size),
             _count(size.global_batch),
             "-" if size.lr is None else show_rate(size.lr),
             _count(size.steps_per_epoch or None),
@@ -79,7 +79,7 @@ def _main_table(study: Study) -> str:
         for size in study.sizes
     ]
     head = ("batch", "lr", "steps", "images/s", "efficiency", "spread", "n", "epoch")
-    return _table((*_who_head(study), *head), rows)
+    return _table((*_size_head(study), *head), rows)
 
 
 def _step_table(study: Study, measured: Sequence[SizeResult]) -> str:
@@ -88,13 +88,13 @@ def _step_table(study: Study, measured: Sequence[SizeResult]) -> str:
     for size in measured:
         parts = [getattr(size.parts, name) if size.parts else None for name in names]
         step_s = size.step_s.median if size.step_s else None
-        rows.append((*_who(study, size)[::2], *map(_ms, (step_s, *parts))))
+        rows.append((*_size_cells(study, size)[::2], *map(_ms, (step_s, *parts))))
     heading = "Where the milliseconds of a step go"
     words = (
         "exposed: communication that isn't hidden behind the backward pass. waiting: for the "
         "slowest worker."
     )
-    head = (*_who_head(study)[::2], "step", *names)
+    head = (*_size_head(study)[::2], "step", *names)
     return "\n".join([heading, _table(head, rows), words])
 
 
@@ -113,12 +113,17 @@ def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
         if size.epoch_s:
             share = show_whole_percent((fixed.total_s or 0) / size.epoch_s)
         rows.append(
-            (*_who(study, size)[::2], *shown, share, "-" if sent is None else show_bytes(sent))
+            (
+                *_size_cells(study, size)[::2],
+                *shown,
+                share,
+                "-" if sent is None else show_bytes(sent),
+            )
         )
     heading = "The fixed cost of an epoch, and what a worker sends in a step"
     own = ["averaging"] if averages else []
     head = ("evaluation", "snapshot", "loader start", *own, "of the epoch", "sent")
-    table = _table((*_who_head(study)[::2], *head), rows)
+    table = _table((*_size_head(study)[::2], *head), rows)
     return "\n".join([heading, table, *([_AVERAGING] if averages else [])])
 
 
@@ -130,7 +135,7 @@ def _trained_table(study: Study) -> str:
         reason = _REASONS.get(trained.stopped_because, trained.stopped_because)
         rows.append(
             (
-                *_who(study, size)[::2],
+                *_size_cells(study, size)[::2],
                 str(trained.epochs),
                 format_clock(trained.train_time_s or 0.0),
                 reason,
@@ -142,7 +147,7 @@ def _trained_table(study: Study) -> str:
         )
     head = ("epochs", "time", "until", "val loss", "val top-1", "test loss", "test top-1")
     heading = "Trained (validation: the best; test: of the best model)"
-    return "\n".join([heading, _table((*_who_head(study)[::2], *head), rows)])
+    return "\n".join([heading, _table((*_size_head(study)[::2], *head), rows)])
 
 
 def _conclusions(measured: Sequence[SizeResult]) -> str:
@@ -201,12 +206,12 @@ def _missing(study: Study) -> list[str]:
     return [f"Not measured yet: {names}"]
 
 
-def _who_head(study: Study) -> tuple[str, ...]:
+def _size_head(study: Study) -> tuple[str, ...]:
     """Name the columns that tell sizes apart: every second one is enough for a further table."""
     return ("workers", "nodes", "method") if _has_methods(study) else ("workers", "nodes")
 
 
-def _who(study: Study, size: SizeResult) -> tuple[str, ...]:
+def _size_cells(study: Study, size: SizeResult) -> tuple[str, ...]:
     words = (str(size.workers), str(size.nodes), size.method)
     return words if _has_methods(study) else words[:2]
 

@@ -158,7 +158,7 @@ class Tuner:
         chosen = best_together(self.tried)
         if chosen:
             self._confirm(chosen)
-        is_confirmed = self.confirmed is not None and self.confirmed.may_be_taken
+        is_confirmed = self.confirmed is not None and self.confirmed.is_recommended
         if len(chosen) > 1 and not is_confirmed and self._left_s() > self._confirming_s():
             self._confirm(chosen[:1])
 

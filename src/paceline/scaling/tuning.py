@@ -255,10 +255,10 @@ def together(changes: Sequence[Change]) -> Change:
 def best_together(tried: Sequence["Tried"]) -> list["Tried"]:
     """Choose of those that may be taken what doesn't contradict each other, largest gain first."""
     chosen: list[Tried] = []
-    takable = [each for each in tried if each.may_be_taken]
-    for each in sorted(takable, key=lambda each: -each.gain.mean):
-        taken = {name for other in chosen for name in other.change.settings}
-        if not taken.intersection(each.change.settings):
+    recommended = [each for each in tried if each.is_recommended]
+    for each in sorted(recommended, key=lambda each: -each.gain.mean):
+        changed = {name for other in chosen for name in other.change.settings}
+        if not changed.intersection(each.change.settings):
             chosen.append(each)
     return chosen
 
@@ -311,7 +311,7 @@ class Tried:
         return "faster, as good" if keeps_quality(*self.losses) else "faster, but worse"
 
     @property
-    def may_be_taken(self) -> bool:
+    def is_recommended(self) -> bool:
         """Whether it is faster, and nothing speaks against its result."""
         if not self.gain.is_faster:
             return False

@@ -14,7 +14,7 @@ import torch
 
 from paceline.distributed.environment import (
     current_variables,
-    handed_request,
+    launcher_request,
     thread_variables,
     threads_from_start,
 )
@@ -37,7 +37,7 @@ def pin_from_start(config: TrainConfig, caller: FrameType) -> None:
         return
     script = Path(sys.argv[0] or "SCRIPT").name
     # Under a launcher, or with an obstacle, only the user can start it otherwise.
-    if handed_request() is not None:
+    if launcher_request() is not None:
         remedy = f"give it on the command line: paceline run {script} --shards {config.data.shards}"
         raise UsageError(_explain(config, threads, remedy))
     obstacle = _obstacle(caller)

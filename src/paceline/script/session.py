@@ -15,7 +15,7 @@ from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import (
     current_placement,
     detect_launchers,
-    handed_request,
+    launcher_request,
     surroundings,
 )
 from paceline.distributed.group import Group, joined
@@ -84,7 +84,7 @@ def session(
         InterruptedTraining: A signal ended the training, which is saved: the process's exit code
             will be 75.
     """
-    is_alone = handed_request() is None
+    is_alone = launcher_request() is None
     check_no_other(own_run_dir=is_alone)
     request = _request(run_dir, cast(Mapping[str, OptionValue], settings))
     config = TrainConfig.from_settings(request.settings)
@@ -187,24 +187,24 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
 def _request(run_dir: str | Path | None, settings: Mapping[str, OptionValue]) -> TrainRequest:
     """Put together what the script, the command line and the environment say."""
     # Under `paceline run` the launcher has settled the request; the script's settings are added.
-    payload = handed_request()
+    payload = launcher_request()
     if payload is not None:
-        asked = TrainRequest.from_json(payload)
+        request = TrainRequest.from_json(payload)
         own = RunDirectory.named(run_dir) if run_dir is not None else None
         watched = bool(ADDED_HOOKS.get())  # it trains elsewhere, and keeps nothing
-        if own is not None and not watched and str(own.path) != asked.run_dir:
+        if own is not None and not watched and str(own.path) != request.run_dir:
             raise UsageError(
                 f"the script says run_dir={str(run_dir)!r}, and it was started with the run "
-                f"directory {asked.run_dir}: leave it out in the script, or give the same one with "
-                "--run-dir"
+                f"directory {request.run_dir}: leave it out in the script, or give the same one "
+                "with --run-dir"
             )
         for name, does in _OF_STARTER.items():
-            if settings.get(name) not in (None, asked.settings.get(name)):
+            if settings.get(name) not in (None, request.settings.get(name)):
                 raise UsageError(
                     f"the script says {name}=..., and what started it {does}: give it "
                     f"--{name.replace('_', '-')} there"
                 )
-        return replace(asked, settings=settled(settings, asked.settings))
+        return replace(request, settings=settled(settings, request.settings))
     # Started by something else, or alone: the request is made here.
     given = from_environment()
     script = Path(sys.argv[0] or "session")

@@ -147,7 +147,7 @@ class Components:
         optimizer: Optimizer,
         slots: Mapping[str, Tensor],
         saved: Mapping[str, object],
-        asked: Sequence[str],
+        kept_names: Sequence[str],
     ) -> None:
         """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker.
 
@@ -155,10 +155,10 @@ class Components:
             optimizer: One of these.
             slots: Its tensors.
             saved: Its other values.
-            asked: Options of its groups that stay as they are: what the user asks for now holds,
-                also where it differs from the snapshot's.
+            kept_names: Options of its groups that stay as they are: what the user asks for now
+                holds, also where it differs from the snapshot's.
         """
-        kept = [{n: group[n] for n in asked if n in group} for group in optimizer.param_groups]
+        kept = [{n: group[n] for n in kept_names if n in group} for group in optimizer.param_groups]
         restore_optimizer(optimizer, self.model.named_parameters(), slots, saved)
         for group, options in zip(optimizer.param_groups, kept, strict=True):
             group.update(options)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import Literal, Self
 
@@ -184,17 +185,18 @@ class TrainRequest:
     """The recipe's name as the user gave it."""
     reference: str
     """Where the recipe is, see `load_recipe`."""
-    arguments: Mapping[str, OptionValue]
+    arguments: Mapping[str, OptionValue] = field(default_factory=dict)
     """The recipe's own arguments: what was given, and the defaults."""
     settings: Mapping[str, OptionValue]
     """Options of training, the recipe's and the user's; others keep their defaults."""
     given: tuple[str, ...]
     """Names of the options and arguments that the user gave."""
-    run_dir: str
+    run_dir: str = ""
+    """Empty until it is settled where the training goes."""
     command: tuple[str, ...]
     """The command line, for `run.json`."""
-    started_at: str
-    """ISO 8601, UTC."""
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """ISO 8601, UTC; when it was requested."""
     kind: Kind = "recipe"
     """Whether `reference` is a recipe, or the path of a script."""
     script_args: tuple[str, ...] = ()

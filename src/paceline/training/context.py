@@ -44,7 +44,11 @@ class OpenStep:
 @final
 @dataclass(kw_only=True)
 class TrainingContext:
-    """A training on this worker. Many fields: each is one of the things it is made of."""
+    """A training on this worker.
+
+    One object, since session, engine, hooks and snapshots work on the same training: a field for
+    each part that it is made of, which `training/setup.py` puts together.
+    """
 
     config: TrainConfig
     """All options, as far as they are settled: the script may have a say before the first step."""

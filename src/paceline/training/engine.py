@@ -294,9 +294,9 @@ class Engine:
                 note.operation = "data"
                 if state.step >= step_profiler.next_sample:
                     step_profiler.sample(state.step)
-                asked_s = perf_counter()
+                waiting_since_s = perf_counter()
                 batch = next(source, None)
-                progress.data_s += perf_counter() - asked_s
+                progress.data_s += perf_counter() - waiting_since_s
                 if batch is None:
                     progress.has_seen_all = True
                     break

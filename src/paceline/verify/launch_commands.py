@@ -118,7 +118,7 @@ class LaunchCommand:
         return self.launcher != "python"
 
     @property
-    def asks_for_cpu(self) -> bool:
+    def requests_cpu(self) -> bool:
         """Whether it says that no GPU is to be used."""
         return self.launcher == "accelerate" and self.has("cpu")
 
@@ -308,14 +308,14 @@ def _options(
         if not word.startswith("--") and len(given) > 2:
             given, joined, value = word[:2], "=", word[2:].lstrip("=")  # as in `-r3`
         name = given.lstrip("-").replace("-", "_")
-        taken: tuple[str, ...] = (word,)
+        used: tuple[str, ...] = (word,)
         # The value may be a word of its own.
         if name not in flags and not joined:
             if place == len(words):
                 raise UsageError(f"{word} has no value")
             value = words[place]
-            taken, place = (word, value), place + 1
-        found.append(LauncherOption(name=name, words=taken, value=value))
+            used, place = (word, value), place + 1
+        found.append(LauncherOption(name=name, words=used, value=value))
     return tuple(found), words[place:]
 
 

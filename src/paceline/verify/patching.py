@@ -1,7 +1,6 @@
 """Functions of other modules wrapped for a while, and put back."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, final
 
 
@@ -26,11 +25,6 @@ class Patches:
         self._before.append((owner, name, original))
         setattr(owner, name, around(original))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for owner, name, original in reversed(self._before):
             setattr(owner, name, original)

@@ -166,9 +166,9 @@ def _weights_before(whole: Trace, number: int, like: Step) -> Sequence[TensorSke
     """Give the weights of an optimizer before a step: those after the last one that it took."""
     optimizer = like.stepped[0].optimizer
     own = [s.stepped[0] for s in whole.steps if s.stepped[0].optimizer == optimizer]
-    taken = [s.stepped[0] for s in whole.steps[:number] if s.stepped[0].optimizer == optimizer]
-    if taken:
-        return taken[-1].weights
+    steps = [s.stepped[0] for s in whole.steps[:number] if s.stepped[0].optimizer == optimizer]
+    if steps:
+        return steps[-1].weights
     return own[0].before if own else ()
 
 
@@ -257,8 +257,8 @@ def _memory(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
     """Compare what optimizer, loss scaler and buffers remember."""
     mine, theirs = case.first.steps[0].stepped[0], case.other.steps[0].stepped[0]
     for step, own in _first_steps(case.other):
-        taken = [s.stepped[0] for s in whole.steps[: begins_at + step]]
-        states = [before.state for before in taken if before.optimizer == own.optimizer]
+        steps = [s.stepped[0] for s in whole.steps[: begins_at + step]]
+        states = [before.state for before in steps if before.optimizer == own.optimizer]
         if states and own.state_before != states[-1]:
             yield case.found(
                 Cause.OPTIMIZER_NOT_RESTORED,

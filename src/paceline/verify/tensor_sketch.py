@@ -133,8 +133,8 @@ def best_factor(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> tuple[flo
     return factor, rest / mine
 
 
-def _unpacked(taken: TensorSketch) -> tuple[float, ...]:
-    return _PACKING.unpack(base64.b64decode(taken.sketch))
+def _unpacked(sketch: TensorSketch) -> tuple[float, ...]:
+    return _PACKING.unpack(base64.b64decode(sketch.sketch))
 
 
 def _place_of(block: int) -> int:

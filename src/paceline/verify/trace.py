@@ -428,7 +428,7 @@ def _identities(contents: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...
     return tuple(tuple(map(identity, share)) for share in contents)
 
 
-_TELLING = 3
+_SIGNIFICANT = 3
 """Steps, the first after two batches and the others after one each, that aren't accumulation."""
 
 _OWN_AND_NEXT = 2
@@ -475,7 +475,7 @@ def _peeks(events: Sequence[Event]) -> Iterator[Key]:
 
 @final
 @dataclass
-class _Taken:
+class _Alternation:
     """How batches and steps of a pass alternate."""
 
     new: int = 0
@@ -497,7 +497,7 @@ class _Taken:
         """
         first, *later = self.before_steps or [0]
         is_whole = self.steps == first + sum(later) or (
-            len(self.before_steps) >= _TELLING
+            len(self.before_steps) >= _SIGNIFICANT
             and not (self.is_over and self.backwards < _OWN_AND_NEXT)
         )
         return first == _OWN_AND_NEXT and set(later) <= {1} and is_whole
@@ -505,8 +505,8 @@ class _Taken:
 
 def _fetched_ahead(events: Sequence[Event]) -> set[int]:
     """Find the loaders whose batches are taken one step ahead."""
-    passes: defaultdict[Key, _Taken] = defaultdict(_Taken)
-    latest: _Taken | None = None
+    passes: defaultdict[Key, _Alternation] = defaultdict(_Alternation)
+    latest: _Alternation | None = None
     for event in events:
         if isinstance(event, Drawn) and not event.trains:
             latest = passes[event.loader, event.number]
@@ -520,7 +520,7 @@ def _fetched_ahead(events: Sequence[Event]) -> set[int]:
             passes[event.loader, event.number].is_over = True
         elif isinstance(event, Stepped) and latest is not None and event.optimizer == 0:
             latest.steps += 1
-    return {loader for (loader, _), taken in passes.items() if taken.is_ahead}
+    return {loader for (loader, _), alternation in passes.items() if alternation.is_ahead}
 
 
 def _delayed(events: Sequence[Event], loaders: set[int]) -> Iterator[Event]:

@@ -53,7 +53,7 @@ class ParallelLauncher(Launcher):
         place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": free_port()}
         nodes, outputs = [], [job.directory / f"{job.name}-{n}.log" for n in range(job.nodes)]
         for number, path in enumerate(outputs):
-            told = {name: str(value) for name, value in place.items()}
+            variables = {name: str(value) for name, value in place.items()}
             with path.open("w") as output:
                 nodes.append(
                     subprocess.Popen(
@@ -61,7 +61,7 @@ class ParallelLauncher(Launcher):
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
-                        env=here | told | {"PET_NODE_RANK": str(number)},
+                        env=here | variables | {"PET_NODE_RANK": str(number)},
                         cwd=job.directory,
                         start_new_session=True,  # Ctrl-C is for `follow`
                     )

@@ -31,10 +31,10 @@ class Played:
         self.asked = 0
         self.second_at = 0
         """At which question the user asks to stop a second time; 0 for never."""
-        monkeypatch.setattr(slurm_job, "_ASK_S", (0.0, 0.0))
+        monkeypatch.setattr(slurm_job, "_QUERY_S", (0.0, 0.0))
         monkeypatch.setattr(following, "LOOK_S", 0.0)
         monkeypatch.setattr(slurm_job, "_SETTLE_S", 0.0)
-        monkeypatch.setattr(commands, "ask", self._ask)
+        monkeypatch.setattr(commands, "query_state", self._ask)
         monkeypatch.setattr(commands, "has_workers", lambda job_id: self.asked > 1)
         for name in ("forbid_requeue", "signal_workers", "cancel"):
             monkeypatch.setattr(commands, name, lambda job_id, name=name: self.told.append(name))
@@ -111,6 +111,6 @@ def test_one_can_leave_when_slurm_does_not_answer(
     def silent(job_id: str) -> JobState:
         raise InfrastructureError("Slurm does not answer: timed out")
 
-    monkeypatch.setattr(commands, "ask", silent)
+    monkeypatch.setattr(commands, "query_state", silent)
     with pytest.raises(InfrastructureError, match="scancel 7"):
         follow(job, slurm.requests)

@@ -78,7 +78,7 @@ def test_a_resumed_training_ends_with_the_same_bits(
 
 
 def test_the_page_shows_this_package() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "internals" / "gradient-sync.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "internals" / "add-a-gradient-sync.md").read_text()
     held = "".join(file.read_text() for file in PLUGIN.rglob("*.*") if file.suffix != ".pyc")
     shown = [block.partition("\n")[2] for block in page.split("```")[1::2]]
     assert len(shown) == 3

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.commands.runs import terminal_width
 from paceline.errors import ExitCode
 from paceline.options.command_line import note, parse_options, show_help, wants_help
-from paceline.options.fields import OptionField
+from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 
 if TYPE_CHECKING:
@@ -23,30 +24,22 @@ _ABOUT = (
     "step, by time and by samples. RUN is a run directory, the name of a run below runs/, or a "
     "folder: all runs in it. No run is changed."
 )
-_OPTIONS = (
-    OptionField(
-        name="metric",
-        annotation=str | None,
-        default=None,
-        help="The figure whose course is shown: a column of metrics.csv or steps.csv, such "
-        "as val_loss. Default: what --best-by of the first run says, where most runs have it.",
-        group="Compare",
-    ),
-    OptionField(
-        name="html",
-        annotation=str | None,
-        default=None,
-        help="Write a page with all curves to this file instead.",
-        group="Output",
-    ),
-    OptionField(
-        name="json",
-        annotation=bool,
-        default=False,
-        help="Write JSON: all runs, with their curves.",
-        group="Output",
-    ),
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What is shown, and how."""
+
+    metric: str | None = None
+    """The figure whose course is shown: a column of metrics.csv or steps.csv, such as val_loss.
+    Default: what --best-by of the first run says, where most runs have it."""
+    html: str | None = field(default=None, metadata={"group": "Output"})
+    """Write a page with all curves to this file instead."""
+    json: bool = field(default=False, metadata={"group": "Output"})
+    """Write JSON: all runs, with their curves."""
+
+
+_OPTIONS = option_fields(CompareOptions, "Compare")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -55,24 +48,24 @@ def main(tokens: Sequence[str]) -> int:
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     places = list(takewhile(lambda token: not token.startswith("-"), tokens))
     given = parse_options(_USAGE, _ABOUT, tokens[len(places) :], _OPTIONS)
+    options = pick(CompareOptions, given)
     from paceline.report.runs.comparison import choose_runs, compare
     from paceline.report.runs.curves import choose_metric, curve_tables
     from paceline.report.runs.text import comparison_lines
 
     runs = choose_runs(places)
-    asked = given.get("metric")
     for entry in runs:
         for problem in entry.report.problems:
             note(f"{entry.report.path}: {problem}")
-    if given.get("json"):
+    if options.json:
         print(json.dumps(_as_json(compare(runs, most=None)), indent=2))
         return ExitCode.DONE
     shown = compare(runs)
-    metric = choose_metric(shown.runs, None if asked is None else str(asked))
-    if given.get("html"):
+    metric = choose_metric(shown.runs, options.metric)
+    if options.html:
         from paceline.report.runs.pages import write_comparison
 
-        page = write_comparison(shown, Path(str(given["html"])).expanduser().absolute())
+        page = write_comparison(shown, Path(options.html).expanduser().absolute())
         print(printable(str(page)))
         return ExitCode.DONE
     for line in comparison_lines(shown, curve_tables(shown, metric), terminal_width()):

@@ -18,7 +18,7 @@ from paceline.options.command_line import (
     show_help,
     wants_help,
 )
-from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.fields import OptionField, OptionValue, option_fields, pick
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
@@ -37,29 +37,25 @@ _ABOUT = (
     "Each line is ok, a warning or a fault with its remedy. Exit code 65: there is a fault; 70: a "
     "host can't be reached. With --here: what a worker started by this shell would find."
 )
-_OWN = (
-    OptionField(
-        name="here",
-        annotation=bool,
-        default=False,
-        help="Examine this process's environment alone: who it is among workers, where they meet.",
-        group="Doctor",
-    ),
-    OptionField(
-        name="json",
-        annotation=bool,
-        default=False,
-        help="Print JSON: findings, hosts, links and all_reduce; with --here a list of findings.",
-        group="Doctor",
-    ),
-)
 _OF_HOSTS = tuple(
     option
     for option in option_fields(HostsOptions, "Hosts")
     if option.name in ("hosts", "hostfile", "host_keys", "ssh_config")
 )
 _OF_TRAINING = ("loader_workers", "workers", *(field.name for field in fields(DistOptions)))
-_OPTIONS = (*_OWN, *_OF_HOSTS, RUN_DIR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What is examined, and how it is shown."""
+
+    here: bool = False
+    """Examine this process's environment alone: who it is among workers, where they meet."""
+    json: bool = False
+    """Print JSON: findings, hosts, links and all_reduce; with --here a list of findings."""
+
+
+_OPTIONS = (*option_fields(DoctorOptions, "Doctor"), *_OF_HOSTS, RUN_DIR)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +63,16 @@ class _DoctorRequest:
     given: Mapping[str, OptionValue]
     config: TrainConfig
     recipe: Mapping[str, object] | None
-    """As `probes.data.Asked`."""
+    """A `DataRequest` of `doctor/probes/storage.py`, as JSON."""
+
+    @property
+    def own(self) -> DoctorOptions:
+        """The command's own options."""
+        return pick(DoctorOptions, self.given)
 
     def hosts_options(self) -> HostsOptions:
         """Take the options of hosts out."""
-        names = {option.name for option in _OF_HOSTS}
-        own = {name: value for name, value in self.given.items() if name in names}
-        return HostsOptions(**own)  # type: ignore[arg-type]  # checked by parsing
+        return pick(HostsOptions, self.given)
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -83,7 +82,7 @@ def main(tokens: Sequence[str]) -> int:
         show_help(_COMMAND, _ABOUT, [*_OPTIONS, *_training()], tokens)
     request = _read(tokens) if named is None else _read_recipe(named, tokens[1:])
     hosts = request.hosts_options()
-    if request.given.get("here"):
+    if request.own.here:
         if hosts.named or named is not None:
             raise UsageError("--here looks at this process alone: leave out hosts and recipe")
         return _examine_here(request)
@@ -134,7 +133,7 @@ def _examine_here(request: _DoctorRequest) -> int:
     from paceline.distributed.environment_check import examine
 
     findings = examine(surroundings(), request.config.dist)
-    if request.given.get("json"):
+    if request.own.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         print(printable("\n".join(_lines(findings))))
@@ -151,11 +150,7 @@ def _examine(request: _DoctorRequest, hosts: HostsOptions) -> int:
     from paceline.doctor.text_report import as_text
 
     found = _found(request, hosts)
-    print(
-        json.dumps(as_json(found), indent=2)
-        if request.given.get("json")
-        else printable(as_text(found))
-    )
+    print(json.dumps(as_json(found), indent=2) if request.own.json else printable(as_text(found)))
     return found.exit_code
 
 

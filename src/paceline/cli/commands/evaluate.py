@@ -1,21 +1,16 @@
 """`paceline evaluate [RUN_DIR]`: evaluates a run's model and draws its confusion matrix."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.cli.output import Output, output_options, print_json
 from paceline.distributed.options import DeviceKind
 from paceline.errors import ExitCode, UsageError
-from paceline.options.command_line import (
-    ema_option,
-    note,
-    read_command,
-    snapshot_option,
-)
-from paceline.options.fields import OptionField
+from paceline.options.command_line import ModelOptions, note, read_command
+from paceline.options.fields import option_fields, pick
 from paceline.options.figures import show_loss, show_percent
 from paceline.options.text import aligned, printable
 from paceline.results.confusion import Confusion
@@ -27,29 +22,6 @@ from paceline.training.run_record.previous_run import PreviousRun
 if TYPE_CHECKING:
     from paceline.training.evaluation.evaluate_run import EvaluationResult
 
-_OPTIONS = (
-    snapshot_option("Evaluation"),
-    ema_option("Evaluation"),
-    OptionField(
-        name="device",
-        annotation=DeviceKind,
-        default="auto",
-        help="What to compute on: auto, cpu or cuda, whatever the run was trained on.",
-        group="Evaluation",
-    ),
-    OptionField(
-        name="data_dir",
-        annotation=str | None,
-        default=None,
-        help="Directory of the data, where it isn't the one that the run was trained on.",
-        group="Evaluation",
-    ),
-    *output_options(
-        "Print the figures alone, without those of each class.",
-        "Also print which classes are taken for which.",
-        "Print the figures as one JSON object on standard output.",
-    ),
-)
 _MOST_MISTAKES = 10
 _ABOUT = (
     "Print loss, top-1 and top-5 of a run's model on the validation set, and for each class recall "
@@ -57,6 +29,27 @@ _ABOUT = (
     "RUN_DIR/report.html again, with the confusion matrix. Without RUN_DIR, of the newest run "
     "below runs/. "
     f"{RUN_OR_NAME}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Where and on what it is evaluated."""
+
+    device: DeviceKind = "auto"
+    """What to compute on: auto, cpu or cuda, whatever the run was trained on."""
+    data_dir: str | None = None
+    """Directory of the data, where it isn't the one that the run was trained on."""
+
+
+_OPTIONS = (
+    *option_fields(ModelOptions, "Evaluation"),
+    *option_fields(EvaluateOptions, "Evaluation"),
+    *output_options(
+        "Print the figures alone, without those of each class.",
+        "Also print which classes are taken for which.",
+        "Print the figures as one JSON object on standard output.",
+    ),
 )
 
 
@@ -74,10 +67,10 @@ def main(tokens: Sequence[str]) -> int:
     )
 
     arguments = {"data_dir": given["data_dir"]} if "data_dir" in given else {}
-    device = cast(DeviceKind, given.get("device", "auto"))
-    path = find_snapshot(run, str(given.get("snapshot", "best")), note)
+    which, own = pick(ModelOptions, given), pick(EvaluateOptions, given)
+    path = find_snapshot(run, which.snapshot, note)
     with output.apart():  # a recipe may print
-        result = evaluate_run(run, path, arguments, device, ema=bool(given.get("ema", True)))
+        result = evaluate_run(run, path, arguments, own.device, ema=which.ema)
     classes = (
         _write_confusion(run, result) if result.class_names and result.totals.samples else None
     )

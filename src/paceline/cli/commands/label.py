@@ -1,7 +1,7 @@
 """`paceline label RUN_DIR`: names a run, tags it, and notes what is to be remembered of it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import storing
@@ -12,7 +12,7 @@ from paceline.options.command_line import (
     take_word,
     wants_help,
 )
-from paceline.options.fields import OptionField
+from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_notes import RunNotes
@@ -23,36 +23,23 @@ _ABOUT = (
     "`paceline train --name ... --tag ... --note ...` gives them from the start. "
     f"{RUN_OR_NAME}"
 )
-_OPTIONS = (
-    OptionField(
-        name="name",
-        annotation=None | str,
-        default=None,
-        help="The run's name; `none` takes it away. The directory keeps its own.",
-        group="Label",
-    ),
-    OptionField(
-        name="tag",
-        annotation=tuple[str, ...],
-        default=(),
-        help="A tag to add. Repeat it for each.",
-        group="Label",
-    ),
-    OptionField(
-        name="untag",
-        annotation=tuple[str, ...],
-        default=(),
-        help="A tag to take away. Repeat it for each.",
-        group="Label",
-    ),
-    OptionField(
-        name="note",
-        annotation=None | str,
-        default=None,
-        help="The run's note; `none` takes it away.",
-        group="Label",
-    ),
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions:
+    """What is changed; what isn't given stays."""
+
+    name: None | str = None  # noqa: RUF036  # the first type that fits is taken
+    """The run's name; `none` takes it away. The directory keeps its own."""
+    tag: tuple[str, ...] = ()
+    """A tag to add. Repeat it for each."""
+    untag: tuple[str, ...] = ()
+    """A tag to take away. Repeat it for each."""
+    note: None | str = None  # noqa: RUF036
+    """The run's note; `none` takes it away."""
+
+
+_OPTIONS = option_fields(LabelOptions, "Label")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -70,13 +57,13 @@ def main(tokens: Sequence[str]) -> int:
         raise UsageError(f"{run.path}: {problems[0]}")
     # What was given over what there is.
     texts = {name: str(given[name] or "") for name in ("name", "note") if name in given}
-    added, taken = _words(given.get("tag")), _words(given.get("untag"))
-    for tag in taken:
+    changes = pick(LabelOptions, given)
+    for tag in changes.untag:
         if tag not in before.tags:
             known = ", ".join(before.tags) or "none"
             raise UsageError(f"--untag {tag}: the run has no such tag. It has: {known}")
-    kept = [tag for tag in before.tags if tag not in taken]
-    notes = replace(before, **texts, tags=tuple(dict.fromkeys([*kept, *added])))
+    kept = [tag for tag in before.tags if tag not in changes.untag]
+    notes = replace(before, **texts, tags=tuple(dict.fromkeys([*kept, *changes.tag])))
     notes.check()
     if given:
         with storing(run.path):
@@ -88,7 +75,3 @@ def main(tokens: Sequence[str]) -> int:
     ):
         print(printable(f"{label}  {value or 'none'}"))
     return ExitCode.DONE
-
-
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, tuple) else ()

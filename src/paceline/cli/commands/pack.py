@@ -53,7 +53,7 @@ def _progress(clock: Callable[[], float]) -> Callable[[int, int], None]:
     started = last = clock()
     first: int | None = None
 
-    def tell(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal last, first
         first = done if first is None else first
         now = clock()
@@ -62,4 +62,4 @@ def _progress(clock: Callable[[], float]) -> Callable[[int, int], None]:
             rate = (done - first) / (now - started)
             _say(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
 
-    return tell
+    return show

@@ -1,51 +1,39 @@
 """`paceline preview RECIPE`: draws augmented training samples and test samples as PNG files."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import write_atomic
 from paceline.options.command_line import names_something, parse_options
-from paceline.options.fields import OptionField
+from paceline.options.fields import OptionField, option_fields, pick
 from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.training.recipe import Recipe, load_recipe
 
 _MOST_TILES = 1024
-_OPTIONS = (
-    OptionField(
-        name="tiles",
-        annotation=int,
-        default=64,
-        help="How many samples each picture shows, 1 to 1024.",
-        group="Preview",
-    ),
-    OptionField(
-        name="out",
-        annotation=str,
-        default="preview.png",
-        help="Where the pictures go: with -train and -test added to the name.",
-        group="Preview",
-    ),
-    OptionField(
-        name="seed",
-        annotation=int,
-        default=0,
-        help="The training's seed, which gives the order and the random changes.",
-        group="Preview",
-    ),
-    OptionField(
-        name="overwrite",
-        annotation=bool,
-        default=False,
-        help="Replace the files if they exist.",
-        group="Preview",
-    ),
-)
 _ABOUT = (
     "Draw the first training samples of a recipe as the model will see them, augmented, and "
     "samples spread over the test set; each with its label."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewOptions:
+    """What is drawn, and where it goes."""
+
+    tiles: int = 64
+    """How many samples each picture shows, 1 to 1024."""
+    out: str = "preview.png"
+    """Where the pictures go: with -train and -test added to the name."""
+    seed: int = 0
+    """The training's seed, which gives the order and the random changes."""
+    overwrite: bool = False
+    """Replace the files if they exist."""
+
+
+_OPTIONS = option_fields(PreviewOptions, "Preview")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -57,18 +45,18 @@ def main(tokens: Sequence[str]) -> int:
     arguments = recipe.arguments()
     _check_names(recipe, arguments)
     given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
-    count = int(str(given.pop("tiles", 64)))
+    own = pick(PreviewOptions, {"seed": recipe.settings.get("seed", 0)} | given)
+    count, seed = own.tiles, own.seed
     if not 1 <= count <= _MOST_TILES:
         raise UsageError(f"--tiles should be 1 to {_MOST_TILES}, not {count}")
-    out = Path(str(given.pop("out", "preview.png")))
-    paths = _paths(out, overwrite=bool(given.pop("overwrite", False)))
-    seed = int(str(given.pop("seed", recipe.settings.get("seed", 0))))
+    paths = _paths(Path(own.out), overwrite=own.overwrite)
     from paceline.report.image_grid import Grid
     from paceline.report.preview import evaluation_tiles, training_tiles
     from paceline.training.rng import seed_everything
 
     seed_everything(seed)
-    job = recipe(**recipe.resolved(given))
+    names = {argument.name for argument in arguments}
+    job = recipe(**recipe.resolved({n: v for n, v in given.items() if n in names}))
     pictures = (
         (f"{name}: training, epoch 1, seed {seed}", training_tiles(job, seed, count)),
         (f"{name}: test", evaluation_tiles(job, count)),
@@ -80,10 +68,10 @@ def main(tokens: Sequence[str]) -> int:
 
 
 def _check_names(recipe: Recipe, arguments: Sequence[OptionField]) -> None:
-    taken = {option.name for option in _OPTIONS} & {argument.name for argument in arguments}
-    if taken:
+    clashing = {option.name for option in _OPTIONS} & {argument.name for argument in arguments}
+    if clashing:
         raise UsageError(
-            f"recipe {recipe.name!r}: its argument {min(taken)!r} is an option of "
+            f"recipe {recipe.name!r}: its argument {min(clashing)!r} is an option of "
             "`paceline preview` already; give the argument another name"
         )
 

@@ -1,13 +1,14 @@
 """`paceline report [DIR]`: writes the page of a run or a scaling study again, at any time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.cli.output import check_place
 from paceline.errors import ExitCode, UsageError
 from paceline.files import storing
 from paceline.options.command_line import note, read_command
-from paceline.options.fields import OptionField, OptionValue
+from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import RunDirectory
@@ -18,38 +19,24 @@ _ABOUT = (
     "while it runs as well. With --watch serve a run's page until Ctrl-C, made again whenever the "
     "run has something new."
 )
-_LOOPBACK = "127.0.0.1"
-_OPTIONS = (
-    OptionField(
-        name="html",
-        annotation=str | None,
-        default=None,
-        help="Write the page to this file instead.",
-        group="Output",
-    ),
-    OptionField(
-        name="watch",
-        annotation=bool,
-        default=False,
-        help="Serve the page of a run, which follows it, and print its URL. Who knows the URL can "
-        "read the page.",
-        group="Following a run",
-    ),
-    OptionField(
-        name="host",
-        annotation=str,
-        default=_LOOPBACK,
-        help="Address to serve on: by default this machine alone reaches it.",
-        group="Following a run",
-    ),
-    OptionField(
-        name="port",
-        annotation=int,
-        default=0,
-        help="Port to serve on; 0 for a free one.",
-        group="Following a run",
-    ),
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the page goes."""
+
+    html: str | None = field(default=None, metadata={"group": "Output"})
+    """Write the page to this file instead."""
+    watch: bool = False
+    """Serve the page of a run, which follows it, and print its URL. Who knows the URL can read the
+    page."""
+    host: str = "127.0.0.1"
+    """Address to serve on: by default this machine alone reaches it."""
+    port: int = 0
+    """Port to serve on; 0 for a free one."""
+
+
+_OPTIONS = option_fields(ReportOptions, "Following a run")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -61,15 +48,16 @@ def main(tokens: Sequence[str]) -> int:
         _OPTIONS,
         "the run directory, or that of a scaling study",
     )
+    options = pick(ReportOptions, given)
     run = choose_run(*named) if named else _newest()
-    if given.get("watch"):
-        if given.get("html"):
+    if options.watch:
+        if options.html:
             raise UsageError("--watch serves the page, and --html writes it: give one of the two")
-        return _watch(run, given)
+        return _watch(run, options.host, options.port)
     for name in ("host", "port"):
         if name in given:
             raise UsageError(f"--{name} says where to serve the page: it needs --watch")
-    path = Path(str(given["html"])).expanduser() if given.get("html") else None
+    path = Path(options.html).expanduser() if options.html else None
     if path is not None:
         check_place("--html", path)
     with storing(path or run.path):
@@ -84,9 +72,8 @@ def _newest() -> RunDirectory:
     return usual_run("report", "Report of", newest_started)
 
 
-def _watch(run: RunDirectory, given: Mapping[str, OptionValue]) -> int:
+def _watch(run: RunDirectory, host: str, port: int) -> int:
     """Serve the page until Ctrl-C."""
-    host, port = str(given.get("host", _LOOPBACK)), int(str(given.get("port", 0)))
     if not 0 <= port <= 65535:
         raise UsageError(f"--port is {port}; it should be from 0 to 65535")
     if not run.run_json.exists():

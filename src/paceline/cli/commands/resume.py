@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +11,7 @@ from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
 from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
-from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import file_name, recipe_in_config, refuse_another
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
@@ -122,7 +121,6 @@ def main(tokens: Sequence[str]) -> int:
         given=tuple(dict.fromkeys((*past.given, *given))),
         run_dir=str(run.path),
         command=("paceline", "resume", *tokens),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     paths = tuple(sorted(recipe.paths_among(arguments)))
     plans = choice.plans_alone(config.launch.on)
@@ -271,14 +269,12 @@ def _resume_script(
         kind="script",
         recipe=past.recipe,
         reference=past.reference,
-        arguments={},
         script_args=script_args if other_args else past.script_args,
         settings=settings,
         given=tuple(dict.fromkeys((*before, *given))),
         allowed=tuple(allowed),
         run_dir=str(run.path),
         command=("paceline", "resume", where, *words),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     config = TrainConfig.from_settings(settings)
     sources = dict.fromkeys(settings, "run") | dict(found.sources)
@@ -310,7 +306,7 @@ def _resume(
     given: Mapping[str, OptionValue],
     allowed: Sequence[str],
     paths: tuple[str, ...] = (),
-    output: Output = ALL_IS_SAID,
+    output: Output = FULL_OUTPUT,
 ) -> int:
     """Resume a training here, on hosts, or on a cluster that sees its run directory."""
     run = RunDirectory.named(request.run_dir)
@@ -431,8 +427,10 @@ def _print_finished(
     with output.apart():
         if not output.quiet:
             sentence = describe_ending(report).sentence.removeprefix("finished ")
-            told = printable(f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}")
-            print(fitting(told, sys.stdout))
+            message = printable(
+                f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}"
+            )
+            print(fitting(message, sys.stdout))
     for command in dict.fromkeys(_CHANGED_BY.get(name, "") for name in ignored):
         names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
         instead = f": `paceline {command}` does that" if command else ""

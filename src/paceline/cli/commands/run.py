@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
@@ -61,13 +60,10 @@ def main(tokens: Sequence[str]) -> int:
         kind="script",
         recipe=Path(script).name,
         reference=str(Path(script).expanduser().absolute()),
-        arguments={},
         script_args=arguments,
         settings=given,
         given=(*given, *(("run_dir",) if where is not None else ())),
-        run_dir="",
         command=("paceline", "run", *tokens),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if prints:
         print_config(request)

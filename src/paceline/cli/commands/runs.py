@@ -3,19 +3,13 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
-from paceline.options.command_line import (
-    names_something,
-    note,
-    parse_options,
-    show_help,
-    wants_help,
-)
-from paceline.options.fields import OptionField
+from paceline.options.command_line import note, read_command
+from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
 from paceline.results.run_directory import USUAL_FOLDER
@@ -26,57 +20,43 @@ _ABOUT = (
     "(accuracy, or with --best-by val_loss the loss), epochs, speed, workers, and when it was "
     "started. No run is changed."
 )
-_OPTIONS = (
-    OptionField(
-        name="sort",
-        annotation=str,
-        default="started",
-        help="Column: name, recipe, state, best, epochs, images-per-s, workers or started; the "
-        "best, largest and newest come first.",
-        group="List",
-    ),
-    OptionField(
-        name="reverse", annotation=bool, default=False, help="The other way round.", group="List"
-    ),
-    OptionField(
-        name="filter",
-        annotation=tuple[str, ...],
-        default=(),
-        help="Only runs with NAME=VALUE: name, recipe, state (running, finished, stopped, failed, "
-        "died, damaged), tag, workers, or any setting or recipe argument, such as lr=0.1. * and ? "
-        "stand for any letters. Repeat it: all have to hold.",
-        group="List",
-    ),
-    OptionField(
-        name="html",
-        annotation=bool,
-        default=False,
-        help="Write DIR/index.html: the list as a page, with links to the runs' reports.",
-        group="Output",
-    ),
-    OptionField(
-        name="json", annotation=bool, default=False, help="Write JSON: a list.", group="Output"
-    ),
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """Which runs, in which order, and how."""
+
+    sort: str = "started"
+    """Column: name, recipe, state, best, epochs, images-per-s, workers or started; the best,
+    largest and newest come first."""
+    reverse: bool = False
+    """The other way round."""
+    filter: tuple[str, ...] = ()
+    """Only runs with NAME=VALUE: name, recipe, state (running, finished, stopped, failed, died,
+    damaged), tag, workers, or any setting or recipe argument, such as lr=0.1. * and ? stand for any
+    letters. Repeat it: all have to hold."""
+    html: bool = field(default=False, metadata={"group": "Output"})
+    """Write DIR/index.html: the list as a page, with links to the runs' reports."""
+    json: bool = field(default=False, metadata={"group": "Output"})
+    """Write JSON: a list."""
+
+
+_OPTIONS = option_fields(ListOptions, "List")
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
-    is_named = names_something(tokens)
-    given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
-    root = Path(tokens[0] if is_named else USUAL_FOLDER).expanduser().absolute()
-    if is_named and not root.is_dir():
+    named, given = read_command(_USAGE, _ABOUT, tokens, _OPTIONS, "the folder")
+    options = pick(ListOptions, given)
+    root = Path(named[0] if named else USUAL_FOLDER).expanduser().absolute()
+    if named and not root.is_dir():
         raise UsageError(f"{root} is no folder")
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
     from paceline.report.runs.table import table_lines
 
     found = list_runs(root)
-    conditions = given.get("filter")
-    kept = filter_runs(found.entries, conditions if isinstance(conditions, tuple) else ())  # type: ignore[arg-type]
-    kept = sort_runs(kept, str(given.get("sort", "started")))
-    if given.get("reverse"):
+    kept = sort_runs(filter_runs(found.entries, options.filter), options.sort)
+    if options.reverse:
         kept.reverse()
     listed = replace(found, entries=tuple(kept))
     if not found.whole:
@@ -84,11 +64,11 @@ def main(tokens: Sequence[str]) -> int:
             f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
             f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
         )
-    if given.get("html"):
+    if options.html:
         from paceline.report.runs.pages import write_index
 
         print(printable(str(write_index(listed, datetime.now(UTC)))))
-    elif given.get("json"):
+    elif options.json:
         print(json.dumps([entry.to_json() for entry in listed.entries], indent=2))
     elif not listed.entries:
         which = "No run matches" if found.entries else "There are no runs"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.cli.cluster_submit import (
@@ -13,7 +12,7 @@ from paceline.cli.cluster_submit import (
     take_cluster_choice,
 )
 from paceline.cli.dry_run import show_plan
-from paceline.cli.output import ALL_IS_SAID, TRAIN_OUTPUT, Output
+from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import file_name, merge_layers, take_target
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
@@ -82,9 +81,7 @@ def main(tokens: Sequence[str]) -> int:
         arguments=arguments,
         settings=settings,
         given=tuple(given),
-        run_dir="",
         command=("paceline", "train", *tokens),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if prints:
         print_config(request)
@@ -103,7 +100,7 @@ def begin(
     given: Mapping[str, OptionValue],
     where: OptionValue,
     paths: tuple[str, ...] = (),
-    output: Output = ALL_IS_SAID,
+    output: Output = FULL_OUTPUT,
 ) -> int:
     """Begin a new training here, on hosts, or on a cluster. Returns the exit code.
 
@@ -209,9 +206,9 @@ def read_recipe_options(
     """
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
-    taken = {name for option in (*options, *extra) for name in option.own_names}
+    reserved = {name for option in (*options, *extra) for name in option.own_names}
     for argument in arguments:
-        if argument.name in taken:
+        if argument.name in reserved:
             raise UsageError(
                 f"recipe {recipe.name!r}: its argument {argument.name!r} is an option of every "
                 "training already; set its default with @paceline.recipe(...)"

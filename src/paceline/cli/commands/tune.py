@@ -145,7 +145,7 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
         refuse_only_trained(found, "--check-quality", is_script=target.is_script)
     _check_output(Path(options.output).expanduser())
     given = found.values
-    hosts = StudyHosts.taken_from(given)
+    hosts = StudyHosts.split_from(given)
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
     training = {name: value for name, value in given.items() if name not in arguments}
     return _TuneRequest(
@@ -336,11 +336,11 @@ def _options(tried: Tried) -> str:
 
 def _end(request: _TuneRequest, tuner: Tuner) -> int:
     print(f"\n{_as_text(tuner)}\n", flush=True)
-    taken = tuner.confirmed
-    if taken is None or not taken.may_be_taken:
+    best = tuner.confirmed
+    if best is None or not best.is_recommended:
         return _end_as_it_is(request, tuner)
-    settings, (low, high) = taken.change.settings, taken.gain.bounds
-    speed = f"{taken.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
+    settings, (low, high) = best.change.settings, best.gain.bounds
+    speed = f"{best.gain.mean:.2f} times as fast ({low:.2f} to {high:.2f})"
     lines = [
         f"{_HEAD}{request.target.name} is {speed}",
         *(as_toml(n, v) for n, v in settings.items()),
@@ -352,10 +352,10 @@ def _end(request: _TuneRequest, tuner: Tuner) -> int:
     if request.target.is_script and inside:
         listed = ", ".join(f"{name}={value!r}" for name, value in inside.items())
         print(f"Or in the script: paceline.session({listed})")
-    if taken.gain.start_s:
+    if best.gain.start_s:
         print(
-            f"It starts {format_duration(taken.gain.start_s)} later, which pays in trainings of "
-            f"more than {format_duration(taken.gain.pays_after_s)}."
+            f"It starts {format_duration(best.gain.start_s)} later, which pays in trainings of "
+            f"more than {format_duration(best.gain.pays_after_s)}."
         )
     return ExitCode.DONE
 

@@ -4,8 +4,7 @@ import random
 import shlex
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.config_file import CONFIG
-from paceline.options.fields import OptionField, OptionValue
+from paceline.options.fields import OptionField, OptionValue, option_fields, pick
 from paceline.options.figures import listed as in_words
 from paceline.options.figures import plural
 from paceline.options.quantities import parse_count
@@ -80,71 +79,37 @@ _ABOUT = (
     "as if nothing had been? "
     "Exit code 0: the same bits, or the same to rounding; 65: something differs or is wrong."
 )
-_OPTIONS = (
-    OptionField(
-        name="workers",
-        annotation=str,
-        default=_COUNTS,
-        help="Numbers of workers to train on; the others are held against the first. For a "
-        "launching command the default is 1 and the number that it says.",
-        group="Verify",
-    ),
-    OptionField(
-        name="steps",
-        annotation=int,
-        default=50,
-        help="Steps after which an epoch is cut off. Two epochs are trained, with --resume three.",
-        group="Verify",
-    ),
-    OptionField(
-        name="tolerance",
-        annotation=float | None,
-        default=None,
-        help="Relative difference of gradients and weights that counts as rounding. Default: "
-        "measured, by one more training that is disturbed in its last bits.",
-        group="Verify",
-    ),
-    OptionField(
-        name="resume",
-        annotation=bool,
-        default=False,
-        help="Kill the training at a step and start it again, by its own checkpoints; compare with "
-        "one that nobody disturbed. On --workers, one number; by default 1, or what a launching "
-        "command says.",
-        group="Verify",
-    ),
-    OptionField(
-        name="resume_args",
-        annotation=str | None,
-        default=None,
-        help="With --resume: arguments that the script is given when it is started again, besides "
-        "its own, such as '--resume last.pt'.",
-        group="Verify",
-    ),
-    OptionField(
-        name="kill_at_step",
-        annotation=int | None,
-        default=None,
-        help="With --resume: the step after which all workers are killed. Default: drawn at "
-        "random, in the second of three epochs.",
-        group="Verify",
-    ),
-    OptionField(
-        name="json",
-        annotation=str | None,
-        default=None,
-        help="Also write all that was found to this file.",
-        group="Verify",
-    ),
-    OptionField(
-        name="html",
-        annotation=str | None,
-        default=None,
-        help="Also write a page to this file: the verdict, the losses over each other, the first "
-        "step that differs, causes and lines. It needs no network.",
-        group="Verify",
-    ),
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """What is compared, how closely, and where the findings go."""
+
+    workers: str = _COUNTS
+    """Numbers of workers to train on; the others are held against the first. For a launching
+    command the default is 1 and the number that it says."""
+    steps: int = 50
+    """Steps after which an epoch is cut off. Two epochs are trained, with --resume three."""
+    tolerance: float | None = None
+    """Relative difference of gradients and weights that counts as rounding. Default: measured, by
+    one more training that is disturbed in its last bits."""
+    resume: bool = False
+    """Kill the training at a step and start it again, by its own checkpoints; compare with one that
+    nobody disturbed. On --workers, one number; by default 1, or what a launching command says."""
+    resume_args: str | None = None
+    """With --resume: arguments that the script is given when it is started again, besides its own,
+    such as '--resume last.pt'."""
+    kill_at_step: int | None = None
+    """With --resume: the step after which all workers are killed. Default: drawn at random, in the
+    second of three epochs."""
+    json: str | None = None
+    """Also write all that was found to this file."""
+    html: str | None = None
+    """Also write a page to this file: the verdict, the losses over each other, the first step that
+    differs, causes and lines. It needs no network."""
+
+
+_OPTIONS = option_fields(VerifyOptions, "Verify")
 _OWN = {option.name for option in (*_OPTIONS, CONFIG)}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
@@ -196,12 +161,13 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         request = _recipe_request(target, recipe, settings, found.of_file())
     config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
-    resume = given.get("resume") is True
-    workers = _numbers(str(given.get("workers", "1" if resume else _COUNTS)), single=resume)
+    options = pick(VerifyOptions, given)
+    numbers = "1" if options.resume and "workers" not in given else options.workers
+    workers = _numbers(numbers, single=options.resume)
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, count)
-    return _request(request, config, workers, given)
+    return _request(request, config, workers, options)
 
 
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
@@ -212,10 +178,11 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
     given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
     settings = merge_layers(settings, found.of_file(), {})
-    resume = given.get("resume") is True
-    workers = _numbers_of(command, str(given.get("workers", "")), single=resume)
+    options = pick(VerifyOptions, given)
+    numbers = options.workers if "workers" in given else ""
+    workers = _numbers_of(command, numbers, single=options.resume)
     check_machine(max(workers))
-    if command.asks_for_cpu:
+    if command.requests_cpu:
         note(
             "accelerate launch --cpu starts a single process, whatever --num_processes says: "
             "verify has it start as many on the CPU, as it does on GPUs"
@@ -226,55 +193,54 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
         command.script, settings, command.arguments, is_module=command.is_module
     )
     config = TrainConfig.from_settings(request.settings)
-    return _request(request, config, workers, given, command)
+    return _request(request, config, workers, options, command)
 
 
 def _request(
     training: TrainRequest,
     config: TrainConfig,
     workers: tuple[int, ...],
-    given: Mapping[str, OptionValue],
+    options: VerifyOptions,
     command: LaunchCommand | None = None,
 ) -> VerifyRequest:
     """Put the request together, and check it."""
-    tolerance = given.get("tolerance")
     request = VerifyRequest(
         training=training,
         config=config,
         workers=workers,
-        steps=int(str(given.get("steps", 50))),
-        tolerance=None if tolerance is None else float(str(tolerance)),
-        json=_file(given.get("json")),
-        html=_file(given.get("html")),
-        resume=_resume(given),
+        steps=options.steps,
+        tolerance=None if options.tolerance is None else float(options.tolerance),
+        json=_file(options.json),
+        html=_file(options.html),
+        resume=_resume(options),
         command=command,
     )
     return _checked(request)
 
 
-def _file(name: OptionValue) -> str | None:
-    return None if name is None else str(Path(str(name)).expanduser())
+def _file(name: str | None) -> str | None:
+    return None if name is None else str(Path(name).expanduser())
 
 
-def _resume(given: Mapping[str, OptionValue]) -> ResumeRequest | None:
+def _resume(options: VerifyOptions) -> ResumeRequest | None:
     """Read how the training is to be killed and resumed.
 
     Raises:
         UsageError: An option has no effect, or can't be.
     """
-    more, kill_at = given.get("resume_args"), given.get("kill_at_step")
-    if given.get("resume") is not True:
+    more, kill_at = options.resume_args, options.kill_at_step
+    if not options.resume:
         for name in ("resume_args", "kill_at_step"):
-            if given.get(name) is not None:
+            if getattr(options, name) is not None:
                 raise UsageError(f"{flag(name)} has no effect without --resume")
         return None
     try:
-        words = tuple(shlex.split(str(more or "")))
+        words = tuple(shlex.split(more or ""))
     except ValueError as error:
         raise UsageError(f"--resume-args is {more}: {error}") from error
-    if kill_at is not None and int(str(kill_at)) < 1:
+    if kill_at is not None and kill_at < 1:
         raise UsageError(f"--kill-at-step must be at least 1, not {kill_at}")
-    return ResumeRequest(more_args=words, kill_at=None if kill_at is None else int(str(kill_at)))
+    return ResumeRequest(more_args=words, kill_at=kill_at)
 
 
 def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[int, ...]:
@@ -384,13 +350,10 @@ def _script_request(
         kind="script",
         recipe=target if is_module else path.name,
         reference=target if is_module else str(path),
-        arguments={},
         script_args=tuple(arguments),
         settings=settings,
         given=tuple(settings),
-        run_dir="",
         command=("paceline", "verify", target),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -405,9 +368,7 @@ def _recipe_request(
         arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
         settings=merge_layers(options, of_file, recipe.settings),
         given=tuple(given),
-        run_dir="",
         command=("paceline", "verify", target),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
@@ -502,7 +463,7 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
 
 def _is_on_cpu(request: VerifyRequest) -> bool:
     dist, command = request.config.dist, request.command
-    if command is not None and command.asks_for_cpu:
+    if command is not None and command.requests_cpu:
         return True
     # The command may set which GPUs its workers see.
     visible = command.variables.get("CUDA_VISIBLE_DEVICES") if command else None

@@ -5,13 +5,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode
 from paceline.launch.watchdog.stragglers import find_stragglers
-from paceline.options.command_line import names_something, parse_options, show_help, wants_help
+from paceline.options.command_line import read_command
 from paceline.options.durations import format_duration
-from paceline.options.fields import OptionField
+from paceline.options.fields import option_fields, pick
 from paceline.options.figures import (
     plural,
     show_loss,
@@ -35,15 +36,6 @@ _ABOUT = (
     "with the training; Ctrl-C ends it before, and not the training. In a pipe it prints a line "
     f"for each change. {RUN_OR_NAME}"
 )
-_OPTIONS = (
-    OptionField(
-        name="json",
-        annotation=bool,
-        default=False,
-        help="Print how it stands now as one JSON object, and end.",
-        group="Output",
-    ),
-)
 _EVERY_S = 1.0
 _MOST_WORKERS = 8
 """In the table, the slowest; a terminal of 24 lines has room for no more."""
@@ -54,19 +46,27 @@ _OLD_S = 15.0
 _STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """How it is shown."""
+
+    json: bool = False
+    """Print how it stands now as one JSON object, and end."""
+
+
+_OPTIONS = option_fields(WatchOptions, "Output")
+
+
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
-    is_named = names_something(tokens)
-    given = parse_options(_USAGE, _ABOUT, tokens[1:] if is_named else tokens, _OPTIONS)
-    run = choose_run(tokens[0]) if is_named else _newest_running()
+    named, given = read_command(_USAGE, _ABOUT, tokens, _OPTIONS, "the run directory")
+    run = choose_run(*named) if named else _newest_running()
     if not run.run_json.exists() and not run.is_locked():
         run.read_run()  # says what there is instead
     from paceline.report.live import RunFollower
 
     follower = RunFollower(run)
-    if given.get("json"):
+    if pick(WatchOptions, given).json:
         print(json.dumps(follower.read().to_json(), indent=2))
     elif sys.stdout.isatty():
         follow_live(follower)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers, read_live
 from paceline.options.command_line import read_command
-from paceline.options.fields import OptionField
+from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import RunDirectory
@@ -23,32 +24,33 @@ _ABOUT = (
     "table, not the training. "
     f"{RUN_OR_NAME}"
 )
-_OPTIONS = (
-    OptionField(
-        name="once", annotation=bool, default=False, help="Show the table once.", group="Output"
-    ),
-    OptionField(
-        name="most",
-        annotation=int,
-        default=20,
-        help="Show at most so many workers, the slowest.",
-        group="Output",
-    ),
-)
 _EVERY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersOptions:
+    """How the table is shown."""
+
+    once: bool = False
+    """Show the table once."""
+    most: int = 20
+    """Show at most so many workers, the slowest."""
+
+
+_OPTIONS = option_fields(WorkersOptions, "Output")
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     usage = "paceline workers RUN_DIR"
     (where,), given = read_command(usage, _ABOUT, tokens, _OPTIONS, "the run directory")
+    options = pick(WorkersOptions, given)
     run = choose_run(where)
     if not run.logs.is_dir():
         raise UsageError(f"{run.path} holds no training: there is no {run.logs.name} in it")
-    most = int(str(given.get("most", 20)))
-    if most < 1:
-        raise UsageError(f"--most is {most}; it must be at least 1")
-    return show_once(run.logs, most) if given.get("once") else show_live(run, most)
+    if options.most < 1:
+        raise UsageError(f"--most is {options.most}; it must be at least 1")
+    return show_once(run.logs, options.most) if options.once else show_live(run, options.most)
 
 
 def show_once(log_dir: Path, most: int) -> int:

@@ -96,7 +96,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class _Asked(Generic[T, Made]):
+class _Pending(Generic[T, Made]):
     item: T
     made: "Future[Made]"
 
@@ -113,12 +113,12 @@ def one_ahead(
         items: What it is applied to.
         device: The worker's.
     """
-    asked: deque[_Asked[T, Made]] = deque()
+    pending: deque[_Pending[T, Made]] = deque()
     with ThreadPoolExecutor(1, "paceline-batches", use_device, (device,)) as thread:
         for item in items:
-            asked.append(_Asked(item, thread.submit(make, item)))
-            if len(asked) > 1:
-                first = asked.popleft()
+            pending.append(_Pending(item, thread.submit(make, item)))
+            if len(pending) > 1:
+                first = pending.popleft()
                 yield first.item, first.made.result()
-        for last in asked:
+        for last in pending:
             yield last.item, last.made.result()

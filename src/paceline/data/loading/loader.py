@@ -74,6 +74,10 @@ class _Requests:
             yield work.request
 
 
+_PREFETCH_BATCHES = 2
+"""Batches that each process keeps ready."""
+
+
 class LoaderSource(BatchSource):
     """Batches of a user's data set. Random transforms give the same on any number of processes."""
 
@@ -83,7 +87,6 @@ class LoaderSource(BatchSource):
         device: torch.device | str = "cpu",
         *,
         loader_workers: int = 2,
-        prefetch_batches: int = 2,
         memory_format: torch.memory_format = torch.contiguous_format,
         collate: Collate = default_collate,
         timeout_s: float = 600.0,
@@ -95,7 +98,6 @@ class LoaderSource(BatchSource):
             dataset: Map-style; items are (input, target) pairs that `collate` turns into tensors.
             device: Where batches go.
             loader_workers: Processes that read; 0 reads in this process, while the device waits.
-            prefetch_batches: Batches that each process keeps ready.
             memory_format: `torch.channels_last` lays four-dimensional inputs out so.
             collate: Makes (inputs, targets) tensors of a list of items.
             timeout_s: A batch that takes longer is an error.
@@ -119,7 +121,6 @@ class LoaderSource(BatchSource):
             SeededItems(dataset, collate),
             self._requests,
             loader_workers,
-            prefetch_batches,
             pin_memory=self._feed.is_beside,
             timeout_s=timeout_s,
         )
@@ -246,7 +247,6 @@ def _make_loader(
     items: SeededItems,
     requests: _Requests,
     loader_workers: int,
-    prefetch_batches: int,
     *,
     pin_memory: bool,
     timeout_s: float,
@@ -258,7 +258,7 @@ def _make_loader(
             batch_sampler=requests,  # type: ignore[arg-type]  # typed for lists of indices only
             collate_fn=_unchanged,
             num_workers=loader_workers,
-            prefetch_factor=prefetch_batches if parallel else None,
+            prefetch_factor=_PREFETCH_BATCHES if parallel else None,
             persistent_workers=parallel,
             pin_memory=pin_memory,
             timeout=timeout_s if parallel else 0,

@@ -25,7 +25,7 @@ from paceline.doctor.probes.server import CHUNK_BYTES, CLOCK
 _CONNECT_S = 4.0
 _STALL_S = 4.0
 _PINGS, _PINGS_S = 100, 1.0
-_CLOCK_ASKED = 7
+_CLOCK_SAMPLES = 7
 _STREAMS = 4
 _HEADERS_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _USUAL_MTUS = (9000, 8900, 1500, 1460, 1450, 1440, 1420, 1400, 1380, 1280, 576)
@@ -130,7 +130,7 @@ class Caller:
         # (RFC 5905, sections 8 and 10).
         samples = []
         with self._connected("time") as stream:
-            for _ in range(_CLOCK_ASKED):
+            for _ in range(_CLOCK_SAMPLES):
                 own_s, before_s = time.time(), time.monotonic()
                 stream.sendall(b"?")
                 (other_s,) = CLOCK.unpack(receive(stream, CLOCK.size))
@@ -214,10 +214,10 @@ class Caller:
                 # The end. The receiver's count is taken: what is sent may only be queued.
                 stream.shutdown(socket.SHUT_WR)
                 said = receive_line(stream)
-            taken, taken_s = int(str(said["bytes"])), float(str(said["seconds"]))
-            if not taken or not taken_s:
+            received, received_s = int(str(said["bytes"])), float(str(said["seconds"]))
+            if not received or not received_s:
                 raise ValueError("too little arrived to measure")
-            rates.append(taken / taken_s)
+            rates.append(received / received_s)
         except TimeoutError:
             problems.append(TimeoutError(f"nothing went through any more after {sent:,} bytes"))
         except (OSError, ValueError) as error:

@@ -26,13 +26,13 @@ def disk_facts(directory: str) -> DiskFacts:
     try:
         usage = shutil.disk_usage(place)
     except OSError as error:
-        return DiskFacts(directory=str(place), problem=_said(error))
+        return DiskFacts(directory=str(place), problem=_problem_of(error))
     speed, problem = None, ""
     try:
         if usage.free > _ROOM_BYTES:
             speed = _write_speed(place)
     except OSError as error:
-        problem = _said(error)
+        problem = _problem_of(error)
     return DiskFacts(
         directory=str(place),
         free_bytes=usage.free,
@@ -100,7 +100,7 @@ def _write_speed(place: Path) -> float:
         path.unlink(missing_ok=True)
 
 
-def _said(error: OSError) -> str:
+def _problem_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 

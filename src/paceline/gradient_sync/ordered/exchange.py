@@ -89,7 +89,8 @@ class Exchange:
 
     All workers start the same buffers in the same order. On the CPU the second stage runs in a
     process group of its own: when it can begin differs between workers, and collectives of one
-    group must begin in one order.
+    group must begin in one order. One object, since the collectives under way share buffers,
+    counts and groups, which are made once and not in each step.
     """
 
     def __init__(self, group: Group, shards: int, leaders: Leaders | None = None) -> None:
@@ -348,10 +349,18 @@ class Exchange:
         # Several subtrees: interleave their slices so that each receiver's lie together.
         sent = part.room.view(self._workers, self._own, size)
         torch.stack([s.view(self._workers, size) for s in part.sums], 1, out=sent)
-        taken, given = [count * size for count in self._counts], [self._own * size] * self._workers
+        output_splits, input_splits = (
+            [count * size for count in self._counts],
+            [self._own * size] * self._workers,
+        )
         return _started(
             dist.all_to_all_single(
-                part.received, part.room, taken, given, group=self._scattering, async_op=True
+                part.received,
+                part.room,
+                output_splits,
+                input_splits,
+                group=self._scattering,
+                async_op=True,
             )
         )
 

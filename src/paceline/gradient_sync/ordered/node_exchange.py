@@ -65,7 +65,9 @@ class _Slice(NamedTuple):
 class NodeExchange:
     """Completes sums over all workers, several at a time while the backward pass goes on.
 
-    All workers start the same buckets in the same order.
+    All workers start the same buckets in the same order. One object, since a word from any worker
+    may complete a slice of any bucket under way: what came, was summed and was sent is one
+    state.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class NodeExchange:
     def poll(self) -> None:
         """Add up what is there. Doesn't block."""
         if self._across is not None and (self._waiting or self._travelling):
-            with self._heard_by_all():
+            with self._reports_lost_link():
                 self._receive()
                 self._publish(within_s=0)
         elif self._waiting:
@@ -171,7 +173,7 @@ class NodeExchange:
         self._ends[self.rank].append(bool(failure))
         # Until this node's workers have all been heard, and all owners' slices are complete.
         if self._across is not None:
-            with self._heard_by_all():
+            with self._reports_lost_link():
                 self._finish_across(self._across)
         while missing := self._missing():
             self._receive(missing)
@@ -199,7 +201,7 @@ class NodeExchange:
         self._memory.post(bytes([_SOME_FAILED if failed else _ALL_FINISHED]))
 
     @contextmanager
-    def _heard_by_all(self) -> Iterator[None]:
+    def _reports_lost_link(self) -> Iterator[None]:
         """Let this node's workers know where a connection to another node is lost.
 
         Raises:

@@ -12,7 +12,7 @@ from paceline.launch.json_fields import Answer
 from paceline.launch.kubernetes.options import KubernetesOptions
 from paceline.launch.yaml_text import Plain
 
-_ASKING_S = 60.0
+_LIMIT_S = 60.0
 _LOG = re.compile(r"[EWI]\d{4} ")
 """Begins a line that kubectl's libraries write beside its own message."""
 
@@ -28,7 +28,7 @@ class Kubectl:
         """Write a whole command, for whoever starts it."""
         return [*self._words, *words]
 
-    def run(self, *words: str, content: str | None = None, limit_s: float = _ASKING_S) -> str:
+    def run(self, *words: str, content: str | None = None, limit_s: float = _LIMIT_S) -> str:
         """Run a command to its end. Blocks.
 
         Args:

@@ -74,7 +74,7 @@ def launch_local(
         policy: How often they are started again, and after how long they hang.
         log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
         progress: Gives the newest good snapshot's step, -1 for none.
-        report: Is told about restarts, a line each; standard error by default.
+        report: Gets a line about each restart; standard error by default.
 
     Returns:
         How it ended. Failures of workers are in it, not raised.
@@ -230,8 +230,8 @@ def launch_node(
 def quietly(say: Callable[[str], None]) -> Callable[[str], None]:
     """Make a way to tell the user that goes on where nobody listens any more."""
 
-    def tell(line: str) -> None:
+    def report_line(line: str) -> None:
         with suppress(OSError):
             say(line)
 
-    return tell
+    return report_line

@@ -143,7 +143,7 @@ def _requeued(decision: RequeueDecision, path: Path, job_id: str) -> RequeueDeci
 
 def _state(job_id: str) -> JobState | None:
     try:
-        return commands.ask(job_id)
+        return commands.query_state(job_id)
     except PacelineError:
         return None
 

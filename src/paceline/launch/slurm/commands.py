@@ -41,7 +41,7 @@ def submit_script(options: Sequence[str], script: str, environment: Mapping[str,
     raise UsageError(f"Slurm refuses the job: {said}")
 
 
-def ask(job_id: str) -> JobState | None:
+def query_state(job_id: str) -> JobState | None:
     """Ask for a job's state.
 
     Returns:

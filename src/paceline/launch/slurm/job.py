@@ -15,9 +15,9 @@ from paceline.launch.tail import Tail
 from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
 
-_ASK_S = (1.0, 10.0)
+_QUERY_S = (1.0, 10.0)
 """Between questions to Slurm: at first, and later. A cluster's controller has many to answer."""
-_ASK_OFTEN_FOR_S = 30.0
+_QUERY_OFTEN_FOR_S = 30.0
 _SETTLE_S = 5.0
 """How long files and Slurm's own word may lag behind each other."""
 _SILENT_S = 3600.0
@@ -54,14 +54,14 @@ class SlurmJob(SubmittedJob):
     @property
     def poll_s(self) -> float:
         """Often at first, while it stops, and once it has said how it ended."""
-        young = time.monotonic() - self._began_s < _ASK_OFTEN_FOR_S
+        young = time.monotonic() - self._began_s < _QUERY_OFTEN_FOR_S
         ends = self._stops > 0 or self._over_since_s is not None or self._own_word() is not None
-        return _ASK_S[0 if young or ends else 1]
+        return _QUERY_S[0 if young or ends else 1]
 
     def poll(self) -> str | Outcome:
         """Ask Slurm, and look whether the job itself has left its exit code."""
         code = self._own_word()
-        state = self._ask(has_ended=code is not None)
+        state = self._query(has_ended=code is not None)
         now_s = time.monotonic()
         if state is not None:
             self._pass_on_stops(state)
@@ -109,9 +109,9 @@ class SlurmJob(SubmittedJob):
             return code
         return None
 
-    def _ask(self, *, has_ended: bool) -> JobState | None:
+    def _query(self, *, has_ended: bool) -> JobState | None:
         try:
-            return commands.ask(self._job_id)
+            return commands.query_state(self._job_id)
         except InfrastructureError:
             if has_ended and self._stops < 2:
                 return JobState(state="UNKNOWN")

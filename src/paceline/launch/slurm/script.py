@@ -36,7 +36,7 @@ def budget_path(run: RunDirectory, job_id: str) -> Path:
 _MINUTE_S = 60.0
 _LEFT_BEHIND_S = 60
 """How long workers may outlive the first one that ended: to write a report, or their own error."""
-_SAID_BY_SLURM = ("--workers", "--max-restarts")
+_SET_BY_SLURM = ("--workers", "--max-restarts")
 """Options of the training that Slurm, or the batch script, carries out instead of the workers."""
 
 
@@ -153,9 +153,9 @@ def training_command(command: Sequence[str]) -> list[str]:
     ours = list(command[: command.index("--")]) if "--" in command else list(command)
     kept, words = [], iter(ours)
     for word in words:
-        if word in _SAID_BY_SLURM:
+        if word in _SET_BY_SLURM:
             next(words, None)
-        elif word.partition("=")[0] not in _SAID_BY_SLURM:
+        elif word.partition("=")[0] not in _SET_BY_SLURM:
             kept.append(word)
     return [*kept, *command[len(ours) :]]
 

@@ -111,7 +111,7 @@ class Agent:
         self._outbox: queue.Queue[bytes] = queue.Queue(_BACKLOG)
         self._children: dict[str, _Child] = {}
         self._starting = threading.Lock()  # held by no thread that hears or watches
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -126,7 +126,7 @@ class Agent:
                 self._outbox.put_nowait(b"")
 
     def _left_s(self) -> float:
-        return self._heard_s + self._lease_s - time.monotonic()
+        return self._received_s + self._lease_s - time.monotonic()
 
     def _watch(self) -> None:
         """Enforce the lease where the main thread can't."""
@@ -149,7 +149,7 @@ class Agent:
             if not chunk:
                 return
             # Whatever comes renews the lease.
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             for line in lines.feed(chunk):
                 message = decode(line)
                 if message is not None:

@@ -26,8 +26,8 @@ from paceline.launch.ssh.ssh import NO_PROGRAM, OWN_FAILURE, explain, last_lines
 _SYNC_S, _INSTALL_S = 600.0, 1800.0
 _USUAL_PYTHON = "python3"
 _RECEIVER = (
-    "import json, sys; asked = json.loads(sys.stdin.readline()); scope = {}; "
-    "exec(asked['program'], scope); scope['answer'](asked)"
+    "import json, sys; request = json.loads(sys.stdin.readline()); scope = {}; "
+    "exec(request['program'], scope); scope['answer'](request)"
 )
 _STREAM_BROKE = 12
 """Exit code of rsync where it didn't get to know ssh's."""
@@ -161,7 +161,7 @@ def install(
     program = files("paceline.launch.ssh").joinpath("installer.py").read_text()
 
     def bring(host: Host, commands: Commands) -> Host:
-        asked = {
+        request = {
             "program": program,
             "python": host.python or "",
             "version": __version__,
@@ -169,7 +169,7 @@ def install(
             "wheel": base64.b64encode(wheel).decode(),
         }
         command = [*plain_ssh_words(host, options), "--", host.name, receiver_command(host)]
-        done = _run(commands, command, host, _INSTALL_S, json.dumps(asked) + "\n")
+        done = _run(commands, command, host, _INSTALL_S, json.dumps(request) + "\n")
         if done.returncode:
             said = done.stderr or done.stdout
             raise InfrastructureError(explain(host, done.returncode, said, _first_python(host)))

@@ -148,7 +148,7 @@ class Connection:
         self._settled = threading.Event()  # ready or lost
         self._gone = threading.Event()
         self._outbox: queue.Queue[bytes | None] = queue.Queue(_WRITE_BACKLOG)
-        self._begun_s = self._heard_s = time.monotonic()
+        self._begun_s = self._received_s = time.monotonic()
         self._sent_s: dict[int, float] = {}
         self._started = 0
         self._lock = threading.Lock()
@@ -274,7 +274,7 @@ class Connection:
         self._lose(self._explanation())
 
     def _note_life(self) -> None:
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
 
     def _explanation(self) -> str:
         said = "\n".join(self._tail.copy())
@@ -312,7 +312,7 @@ class Connection:
             if self.clock_offset_s is None:
                 self._sent_s[beats] = time.time()
             self.send({"do": "beat", "n": beats})
-            if time.monotonic() - self._heard_s > LEASE_S:
+            if time.monotonic() - self._received_s > LEASE_S:
                 self._lose(f"{self.host.name}: no sign of life for {LEASE_S:g} s")
             self._gone.wait(BEAT_S)
 

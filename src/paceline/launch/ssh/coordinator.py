@@ -39,7 +39,6 @@ def launch_on_hosts(
     policy: Policy,
     ready: MakeReady,
     settle: Settle,
-    say: Callable[[str], None] = to_stderr,
 ) -> LaunchOutcome:
     """Run a function in every worker of all hosts.
 
@@ -55,7 +54,6 @@ def launch_on_hosts(
         ready: Makes hosts ready before they are connected (their Python, the code on them).
         settle: Is given the payload and the number of workers over all hosts; gives the payload of
             later attempts, and raises UsageError where that number won't do.
-        say: Is told about restarts and hosts, a line each.
 
     Returns:
         How it ended. Failures of workers are in it, not raised.
@@ -63,14 +61,15 @@ def launch_on_hosts(
     Raises:
         PacelineError: The training could not be started: a host is not there, or not as it should.
     """
-    stop = StopState(quietly(say))
+    say = quietly(to_stderr)
+    stop = StopState(say)
     with ExitStack() as stack:
         store = stack.enter_context(kept_store())
         # Connect. Until workers run, a signal breaks this off.
         interrupts = stack.enter_context(Interrupts(policy.stop).caught())
         try:
             with interrupts.starting():
-                quietly(say)(f"Connecting to {plural(len(options.read()), 'host')}")
+                say(f"Connecting to {plural(len(options.read()), 'host')}")
                 hosts = ready(options.read(), None)
                 connections = stack.enter_context(connect(hosts, options, store.port))
                 store.wait()
@@ -88,7 +87,7 @@ def launch_on_hosts(
         )
         attempts = _Attempts(spec, options, connections, recovery, stop)
         try:
-            return attempts.run(policy, settle, quietly(say))
+            return attempts.run(policy, settle, say)
         except InterruptedStartError:
             return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
 

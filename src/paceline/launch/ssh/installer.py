@@ -1,6 +1,6 @@
 """Sent to a host that has no Paceline, and run there by its bare Python: standard library only.
 
-It gets `asked` by its input's first line, which its receiver has read; it prints one line of JSON.
+It gets `request` by its input's first line, which its receiver has read; it prints a line of JSON.
 """
 
 import base64
@@ -30,17 +30,17 @@ def has_version(python: str, version: str) -> bool:
     return done.returncode == 0 and done.stdout.strip() == version
 
 
-def install(asked: "dict[str, str]") -> str:
+def install(request: "dict[str, str]") -> str:
     """Make the environment unless it is there, and give the path of its Python."""
-    own = asked["python"] or sys.executable
-    if has_version(own, asked["version"]):
+    own = request["python"] or sys.executable
+    if has_version(own, request["version"]):
         return own
     if sys.version_info < _LEAST:
         raise RuntimeError(f"its Python is {sys.version.split()[0]}, and Paceline needs 3.11")
-    wheel = base64.b64decode(asked["wheel"])
+    wheel = base64.b64decode(request["wheel"])
     digest = hashlib.sha256(wheel).hexdigest()[:12]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
-    made = home / f"{asked['version']}-{digest}"
+    made = home / f"{request['version']}-{digest}"
     python = made / "bin" / "python"
     if (made / "complete").exists():
         return str(python)
@@ -48,7 +48,7 @@ def install(asked: "dict[str, str]") -> str:
     home.mkdir(parents=True, exist_ok=True)
     with locked(home / f"{made.name}.lock"):
         if not (made / "complete").exists():
-            make(made, asked["name"], wheel)
+            make(made, request["name"], wheel)
     return str(python)
 
 
@@ -90,10 +90,10 @@ def run(command: "list[str]") -> None:
         raise RuntimeError((done.stderr or done.stdout).strip()[-2000:])
 
 
-def answer(asked: "dict[str, str]") -> None:
+def answer(request: "dict[str, str]") -> None:
     """Install, and say where or why not."""
     try:
-        said = {"python": install(asked)}
+        answered = {"python": install(request)}
     except (OSError, RuntimeError) as error:
-        said = {"error": str(error)}
-    print(json.dumps(said))
+        answered = {"error": str(error)}
+    print(json.dumps(answered))

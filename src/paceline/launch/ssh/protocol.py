@@ -58,19 +58,19 @@ class LineBuffer:
         return [whole, *more]
 
 
-def lines_of(stream: IO[bytes], heard: Callable[[], None] | None = None) -> Iterator[bytes]:
+def lines_of(stream: IO[bytes], on_piece: Callable[[], None] | None = None) -> Iterator[bytes]:
     """Go through a stream's lines, without their newlines.
 
     Args:
         stream: Unbuffered: it must give what is there without waiting for more.
-        heard: Called at every piece that comes: a long line over a slow link is no silence.
+        on_piece: Called at every piece that comes: a long line over a slow link is no silence.
 
     Raises:
         InfrastructureError: A line is longer than any message may be.
     """
     lines = LineBuffer()
     while piece := stream.read(_CHUNK):
-        if heard is not None:
-            heard()
+        if on_piece is not None:
+            on_piece()
         yield from lines.feed(piece)
     yield from filter(None, lines.feed(b"\n"))

@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.files import write_json
+from paceline.files import read_json, write_json
 from paceline.launch.heartbeat import StepNote
 from paceline.launch.watchdog.hang_detector import HangLimits
+from paceline.options.fields import check_types
 from paceline.results.run_directory import log_path
 
 _END_S = 5.0
@@ -52,6 +53,31 @@ class WatchedWorkers:
         return WatchedWorkers(**content, limits=limits, log_dir=log_dir)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """What a worker leaves in the run directory for the process that watches it."""
+
+    host: str
+    node: int
+    attempt: int
+    pid: int
+    note: str
+    """The path of its note."""
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """The same for all workers of a node."""
+        return self.host, self.node, self.attempt
+
+    @classmethod
+    def read(cls, path: Path) -> "Notice | None":
+        """Read a notice; None where there is none, or it isn't whole."""
+        try:
+            return cls(**check_types(cls, read_json(path)))
+        except (OSError, ValueError):
+            return None
+
+
 def notice_path(log_dir: Path, rank: int) -> Path:
     """Name the file in which a worker says where its note is."""
     return log_dir / f".watch-rank-{rank}.json"
@@ -77,8 +103,14 @@ def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[
     # a process without a handler.
     with _stacks_on_request(log_path(watch.log_dir, watch.rank)):
         with suppress(OSError):  # on a full disk nobody watches
-            here = {"host": socket.gethostname(), "node": watch.node, "attempt": watch.attempt}
-            write_json(notice, {**here, "pid": os.getpid(), "note": str(place)})
+            left = Notice(
+                host=socket.gethostname(),
+                node=watch.node,
+                attempt=watch.attempt,
+                pid=os.getpid(),
+                note=str(place),
+            )
+            write_json(notice, asdict(left))
         process = _start(watch) if starts else None
         try:
             yield

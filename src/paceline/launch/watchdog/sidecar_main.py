@@ -6,22 +6,19 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import final
 
 import psutil
 
-from paceline.files import read_json
 from paceline.launch.errors.error_records import record
 from paceline.launch.watchdog.driver import Observation, Watchdog, poll_every_s
 from paceline.launch.watchdog.peer_status import PeerStatus
-from paceline.launch.watchdog.sidecar import WatchedWorkers, notice_path
+from paceline.launch.watchdog.sidecar import Notice, WatchedWorkers, notice_path
 from paceline.launch.watchdog.stack_dump import collect_stacks
 from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
-from paceline.options.fields import check_types
 
 _EXCHANGES = 5
 """In which the other nodes' processes may find the hang as well, and publish their stacks."""
@@ -60,7 +57,7 @@ class NodeWatchdog:
         self._ended = ended
         self._every_s = poll_every_s(watched.limits)
         self._peers = PeerStatus(watched.log_dir, watched.rank, watched.attempt)
-        self._found: dict[int, _Notice] = {}
+        self._found: dict[int, Notice] = {}
         self._poller = WorkerPoller({}, {})
         self._others: list[WorkerState] = []
         """Workers of other nodes, by their last status."""
@@ -81,7 +78,7 @@ class NodeWatchdog:
             while self._wait() and not self._find():
                 pass
             self._poller = WorkerPoller(
-                {rank: notice.note for rank, notice in self._found.items()},
+                {rank: Path(notice.note) for rank, notice in self._found.items()},
                 {rank: notice.pid for rank, notice in self._found.items()},
             )
             # Watch. A hang is recorded before the kill, which ends the watch as well.
@@ -125,9 +122,9 @@ class NodeWatchdog:
     def _find(self) -> bool:
         """Read the workers' notices; tell whether all of this node are there."""
         # The worker's own notice defines host, node and attempt; those of earlier attempts differ.
-        own = _read(notice_path(self._watched.log_dir, self._watched.rank))
+        own = Notice.read(notice_path(self._watched.log_dir, self._watched.rank))
         for path in self._watched.log_dir.glob(".watch-rank-*.json"):
-            notice = _read(path)
+            notice = Notice.read(path)
             if own is None or notice is None or notice.place != own.place:
                 continue
             if psutil.pid_exists(notice.pid):
@@ -160,35 +157,6 @@ class NodeWatchdog:
         for pid in sorted(pids, key=lambda pid: pid == self._parent):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class _Notice:
-    """What a worker has left in the run directory."""
-
-    place: tuple[str, int, int]
-    """Host, node and attempt: the same for all workers of a node."""
-    pid: int
-    note: Path
-
-
-@dataclass(frozen=True)
-class _NoticeRecord:
-    """A notice as it is written."""
-
-    host: str
-    node: int
-    attempt: int
-    pid: int
-    note: str
-
-
-def _read(path: Path) -> _Notice | None:
-    try:
-        found = _NoticeRecord(**check_types(_NoticeRecord, read_json(path)))
-    except (OSError, ValueError):
-        return None
-    return _Notice((found.host, found.node, found.attempt), found.pid, Path(found.note))
 
 
 def _say(line: str) -> None:

@@ -128,9 +128,9 @@ class Speeds:
         self._in_a_row = {
             each.speed.rank: self._in_a_row.get(each.speed.rank, 0) + 1 for each in found
         }
-        told = [each for each in found if self._is_due(each.speed.rank)]
-        self._named |= {each.speed.rank: self._looks for each in told}
-        return told
+        due = [each for each in found if self._is_due(each.speed.rank)]
+        self._named |= {each.speed.rank: self._looks for each in due}
+        return due
 
     def _can_compare(self) -> bool:
         """Tell whether the window is full, and every worker has done some steps in it."""

@@ -45,7 +45,7 @@ def fetch_host_keys(
     missing = list(nodes)
     found: dict[str, tuple[str, ...]] = {}
 
-    def ask() -> bool | None:
+    def read() -> bool | None:
         """Look through the missing nodes' consoles once; None while one shows no keys."""
         for node in list(missing):
             keys = read_host_keys(_console(aws, node.id))
@@ -54,7 +54,7 @@ def fetch_host_keys(
                 missing.remove(node)
         return None if missing else True
 
-    waiter.until(ask, timeout_s)
+    waiter.until(read, timeout_s)
     return found
 
 
@@ -69,7 +69,7 @@ def wait_for_ssh(
     """
     missing = list(addresses)
 
-    def ask() -> bool | None:
+    def read() -> bool | None:
         """Try the missing addresses once; None while one doesn't answer."""
         for address in list(missing):
             waiter.check()
@@ -77,7 +77,7 @@ def wait_for_ssh(
                 missing.remove(address)
         return None if missing else True
 
-    if waiter.until(ask, timeout_s) is None:
+    if waiter.until(read, timeout_s) is None:
         raise InfrastructureError(
             f"no ssh server answers at {', '.join(missing)} after {timeout_s / 60:g} minutes. Is "
             "--allow-ssh-from the address that AWS sees? --no-wait doesn't wait for it"

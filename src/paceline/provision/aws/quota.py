@@ -78,7 +78,7 @@ def vcpu_quota(aws: Aws, instance_type: str, wanted: int, *, spot: bool) -> Quot
         spot: Whether they are spot capacity.
     """
     family = quota_family(instance_type, spot=spot)
-    what = f"vCPUs of {'spot' if spot else 'on-demand'} {_wording(family, instance_type)}"
+    what = f"vCPUs of {'spot' if spot else 'on-demand'} {_instances_text(family, instance_type)}"
     if family is None:
         return Quota(what=what, wanted=wanted, note="the quota of this family isn't known here")
     code = (_SPOT if spot else _ON_DEMAND)[family]
@@ -101,7 +101,7 @@ def address_quota(aws: Aws, wanted: int) -> Quota:
     return Quota(what=what, wanted=wanted, used=used, limit=limit, code=_ELASTIC_ADDRESSES)
 
 
-def _wording(family: str | None, instance_type: str) -> str:
+def _instances_text(family: str | None, instance_type: str) -> str:
     if family is None:
         return instance_type
     return "standard instances" if family == "standard" else f"{family.upper()} instances"

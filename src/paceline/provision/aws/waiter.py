@@ -20,11 +20,11 @@ class Waiter:
         self._interrupted = interrupted
         self._every_s = every_s
 
-    def until(self, ask: Callable[[], T | None], timeout_s: float) -> T | None:
+    def until(self, poll: Callable[[], T | None], timeout_s: float) -> T | None:
         """Ask until there is an answer; blocks.
 
         Args:
-            ask: Gives None for "not yet".
+            poll: Gives None for "not yet".
             timeout_s: After that it is asked once more and no longer.
 
         Returns:
@@ -37,7 +37,7 @@ class Waiter:
         while True:
             self.check()
             late = time.monotonic() >= deadline_s
-            answer = ask()
+            answer = poll()
             if answer is not None or late:
                 return answer
             self._pause(min(self._every_s, max(0.0, deadline_s - time.monotonic())))

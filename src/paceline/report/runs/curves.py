@@ -61,13 +61,13 @@ def curve(run: RunEntry, metric: str, across: Across) -> tuple[tuple[float, floa
     return tuple(p for p in points if not any(map(math.isnan, p)))
 
 
-def choose_metric(runs: Sequence[RunEntry], asked: str | None) -> str:
+def choose_metric(runs: Sequence[RunEntry], requested: str | None) -> str:
     """Choose the figure to show: the one asked for, or the one that most runs have.
 
     Args:
         runs: The runs.
-        asked: A column of `metrics.csv` or `steps.csv`; None for what the first run's `--best-by`
-            says.
+        requested: A column of `metrics.csv` or `steps.csv`; None for what the first run's
+            `--best-by` says.
 
     Raises:
         UsageError: No run has what was asked for.
@@ -75,10 +75,10 @@ def choose_metric(runs: Sequence[RunEntry], asked: str | None) -> str:
     tables = [table for run in runs for table in (run.report.metrics, run.report.steps)]
     columns = [name for table in tables for name in table.columns]
     known = dict.fromkeys(name for name in columns if name not in _NOT_CURVES)
-    if asked is not None:
-        name = asked.replace("-", "_")
+    if requested is not None:
+        name = requested.replace("-", "_")
         if name not in known:
-            raise UsageError(unknown_name(asked, known, "figure"))
+            raise UsageError(unknown_name(requested, known, "figure"))
         return name
     wanted = [runs[0].best_by, *METRICS]
     return max(wanted, key=lambda name: sum(_has(run, name) for run in runs))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 420.0, 272.0  # Points of the view box; the picture is as wide as its place.
 _MARGINS = (54.0, 16.0, 24.0, 44.0)
 _LETTER = 7.4  # The width of a digit where the page is narrow and text is largest.
+_BETWEEN = 6.0  # Points between two labels, at least.
 
 _STAND_INS = {f"#0f000{place}": f"var(--s{place})" for place in range(COLOURS_THERE)}
 _LINES = tuple(_STAND_INS)
@@ -56,14 +57,13 @@ def _up(picture: Picture) -> str:
     )
 
 
-def choose_labels(places: Sequence[tuple[float, str]], room: float = 6.0) -> list[int]:
+def choose_labels(places: Sequence[tuple[float, str]]) -> list[int]:
     """Choose which of the labels along an axis to write so that none touches another.
 
     The last one is always written, then the first, then from the left what still fits.
 
     Args:
         places: Where each stands, in points, and its text.
-        room: Points between two.
     """
     chosen: list[int] = []
     # By priority: a label is written where it touches none that has been chosen.
@@ -71,7 +71,7 @@ def choose_labels(places: Sequence[tuple[float, str]], room: float = 6.0) -> lis
     for number in order:
         place, label = places[number]
         others = [(abs(place - places[i][0]), len(places[i][1])) for i in chosen]
-        if all(apart >= (len(label) + other) * _LETTER / 2 + room for apart, other in others):
+        if all(apart >= (len(label) + other) * _LETTER / 2 + _BETWEEN for apart, other in others):
             chosen.append(number)
     return sorted(chosen)
 

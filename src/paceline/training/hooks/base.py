@@ -7,7 +7,7 @@ own stand in `ADDED_HOOKS`.
 # ruff: noqa: B024, B027  # no method is abstract: those that aren't written do nothing
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import final
 
@@ -104,10 +104,7 @@ ADDED_HOOKS: ContextVar[tuple[StepHook, ...]] = ContextVar("added_hooks", defaul
 class StepHooks:
     """The hooks of a training, by what they do: one list of methods for each moment."""
 
-    def __init__(self, hooks: Iterable[StepHook] = ()) -> None:
-        """Args:
-        hooks: In the order in which they are called.
-        """
+    def __init__(self) -> None:
         self.setup: list[Callable[[Components, TrainState, Mapping[str, object]], None]] = []
         self.begin_step: list[Callable[[int, Batch | None], None]] = []
         self.before_backward: list[Callable[[Tensor, float], None]] = []
@@ -120,8 +117,6 @@ class StepHooks:
         self.end_training: list[Callable[[int], None]] = []
         self.state_dict: list[Callable[[], Mapping[str, object]]] = []
         self.needs_equal_weights = False
-        for hook in hooks:
-            self.add(hook)
 
     def add(self, hook: StepHook) -> None:
         """Add a hook behind those that there are."""

@@ -120,11 +120,11 @@ class BatchWaits:
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on, and note since when each was awaited."""
         while True:
-            asked = now(on_gpu=True)
+            requested = now(on_gpu=True)
             batch = next(batches, None)
             if batch is None:
                 return
-            self._spans.append((asked, now(on_gpu=True)))
+            self._spans.append((requested, now(on_gpu=True)))
             yield batch
 
     def take_s(self) -> float:

@@ -204,11 +204,11 @@ def _pin_compiler() -> None:
     from torch._inductor import config as inductor
 
     tuned = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
-    asked = [name for name in (*tuned, "coordinate_descent_tuning") if getattr(inductor, name)]
-    if asked:
+    enabled = [name for name in (*tuned, "coordinate_descent_tuning") if getattr(inductor, name)]
+    if enabled:
         raise UsageError(
-            f"TORCHINDUCTOR_{asked[0].upper()} is on: torch.compile would choose kernels by their "
-            "measured speed, so that the bits depend on the clock. With --shards turn it off"
+            f"TORCHINDUCTOR_{enabled[0].upper()} is on: torch.compile would choose kernels by "
+            "their measured speed, so that the bits depend on the clock. With --shards turn it off"
         )
     dynamo.assume_static_by_default = True
     dynamo.automatic_dynamic_shapes = False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.format import Snapshot
 from paceline.checkpoint.host_tensors import weights_sha256
-from paceline.checkpoint.state_encoding import decode, encode
+from paceline.checkpoint.state_encoding import decode, encode, require_list, require_mapping
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
@@ -322,7 +322,7 @@ class SnapshotManager:
             )
         # What every training has: weights and optimizers.
         load_weights(self._components.model, snapshot.tensors.get("model", {}))
-        saved = _listed(state.get("optimizers"))
+        saved = require_list(state.get("optimizers"))
         if len(saved) != len(self._components.optimizers):
             raise SnapshotError(
                 f"the snapshot has {len(saved)} optimizers, the training "
@@ -330,13 +330,17 @@ class SnapshotManager:
             )
         for number, optimizer in enumerate(self._components.optimizers):
             slots = snapshot.tensors.get(_optimizer_file(number), {})
-            asked = self._context.kept_options
-            self._components.restore_optimizer(optimizer, slots, _mapping(saved[number]), asked)
+            kept_names = self._context.kept_options
+            self._components.restore_optimizer(
+                optimizer, slots, require_mapping(saved[number]), kept_names
+            )
         # What the script has added: objects alike on all workers, then those of each shard.
-        self._restore_others(_mapping(state.get("others")), snapshot.tensors.get("others", {}))
+        self._restore_others(
+            require_mapping(state.get("others")), snapshot.tensors.get("others", {})
+        )
         parts = state.get("parts", state.get("world_size"))
         self._components.per_part.restore(
-            _mapping(state.get("own", {})),
+            require_mapping(state.get("own", {})),
             snapshot.tensors.get("own", {}),
             parts,
             self._context.division.parts,
@@ -344,7 +348,7 @@ class SnapshotManager:
         # What the options bring: loss scale, average of the weights, state of the sync method.
         scaler, saved_scaler = self._context.scaler, state.get("scaler")
         if scaler is not None and saved_scaler is not None:
-            scaler.load_state_dict(dict(_mapping(saved_scaler)))
+            scaler.load_state_dict(dict(require_mapping(saved_scaler)))
         self._restore_own(snapshot)
         self._restore_average(snapshot)
         self._restore_sync(snapshot)
@@ -359,15 +363,15 @@ class SnapshotManager:
                 f"optimizers, the training has {', '.join(objects) or 'nothing'}"
             )
         for name, one in objects.items():
-            one.load_state_dict(dict(_mapping(decode(saved[name], tensors))))
+            one.load_state_dict(dict(require_mapping(decode(saved[name], tensors))))
 
     def _restore_sync(self, snapshot: Snapshot) -> None:
         """Give the way of combining gradients its state back; another one begins afresh."""
         now, found = self._method, snapshot.state.get("sync")
         if found is None:  # an older Paceline wrote it, which had no other
             found = {"method": "ordered" if self._context.division.is_fixed else "allreduce"}
-        saved = _mapping(found)
-        values = _mapping(saved.get("values", {}))
+        saved = require_mapping(found)
+        values = require_mapping(saved.get("values", {}))
         if were_apart(values) and saved.get("method") != now:
             self._report(ON_AVERAGE)
         if saved.get("method") != now:
@@ -406,15 +410,3 @@ class SnapshotManager:
 
 def _optimizer_file(number: int) -> str:
     return "optimizer" if number == 0 else f"optimizer-{number}"
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise SnapshotError("the snapshot's state isn't complete")
-    return value
-
-
-def _listed(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise SnapshotError("the snapshot's state isn't complete")
-    return value

@@ -51,7 +51,7 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
         rows = _gathered(group, torch.cat(parts), keeps=keeps)
         if keeps:
             for rank, row in enumerate(rows):
-                found[rank] |= _taken_apart(row, sizes, likes[rank])
+                found[rank] |= _unflattened(row, sizes, likes[rank])
     if not keeps:
         return []
     # In the order in which each worker has named them.
@@ -98,7 +98,7 @@ def _padded(part: Tensor, size: int) -> Tensor:
     return row
 
 
-def _taken_apart(
+def _unflattened(
     row: Tensor, sizes: Mapping[str, int], likes: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     tensors, at = {}, 0

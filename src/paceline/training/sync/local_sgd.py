@@ -1,7 +1,6 @@
 """Local steps in a training: full averages first, then each worker on its own, one again at the
 end of each pass over the training data."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import final
 
@@ -9,9 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.flatten import flatten_optimizer
-from paceline.checkpoint.state_encoding import encode
+from paceline.checkpoint.state_encoding import encode, require_mapping
 from paceline.data.batch import Batch
-from paceline.errors import SnapshotError, UsageError
+from paceline.errors import UsageError
 from paceline.gradient_sync.local_sgd.averaging import LocalState, LocalSteps
 from paceline.gradient_sync.local_sgd.layout import has_gaps
 from paceline.gradient_sync.local_sgd.schedule import LocalTerms
@@ -116,7 +115,7 @@ class LocalSync(ReplicaSync):
         tensors = dict(saved.shared)
         for rank, state in enumerate(states):
             tensors |= {f"{_worker(rank)}{name}": t for name, t in state.tensors.items()}
-        scalers = [_mapping(state.values["scaler"]) for state in states]
+        scalers = [require_mapping(state.values["scaler"]) for state in states]
         return SyncState(
             tensors=tensors,
             values={
@@ -135,7 +134,7 @@ class LocalSync(ReplicaSync):
     def load_state_dict(self, state: SyncState, world_size: int) -> str:
         """Put this worker's own state back, or go on from the average. Local to the worker."""
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
-        of_round, rank = _mapping(state.values.get("round", {})), self.context.group.rank
+        of_round, rank = require_mapping(state.values.get("round", {})), self.context.group.rank
         same = world_size == self.context.group.world_size
         same = same and state.values.get("warmup_steps") == self._settle_warmup()
         if not (of_round and same and self._local.fits(of_round)):
@@ -147,7 +146,7 @@ class LocalSync(ReplicaSync):
             tensors={
                 n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)
             },
-            values=_mapping(workers[rank]),
+            values=require_mapping(workers[rank]),
         )
         self._local.restore(LocalState(shared=shared, own=dict(own.tensors), values=dict(of_round)))
         for number, optimizer in enumerate(self.context.components.optimizers):
@@ -155,7 +154,7 @@ class LocalSync(ReplicaSync):
             kept = self.context.kept_options
             self.context.components.restore_optimizer(optimizer, found.tensors, found.values, kept)
         if self.context.scaler is not None:
-            self.context.scaler.load_state_dict(dict(_mapping(own.values["scaler"])))
+            self.context.scaler.load_state_dict(dict(require_mapping(own.values["scaler"])))
         return ""
 
     def close(self) -> None:
@@ -281,11 +280,5 @@ def _optimizer_of(state: RankState, number: int) -> RankState:
     assert isinstance(every, list)
     return RankState(
         tensors={n.removeprefix(start): t for n, t in state.tensors.items() if n.startswith(start)},
-        values=_mapping(every[number]),
+        values=require_mapping(every[number]),
     )
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise SnapshotError("the snapshot's state of --sync isn't complete")
-    return value

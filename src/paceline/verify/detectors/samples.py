@@ -12,7 +12,7 @@ _MANY = 0.25
 """Samples seen by several ranks, as a part of all, above which the ranks don't share at all."""
 _GROWS = 1.5
 _FOLLOWS = 1.2
-_TELLING = 4
+_SIGNIFICANT = 4
 """Samples of a rank whose order can't be the same by chance in two epochs (1 in 24)."""
 
 
@@ -40,7 +40,7 @@ def set_epoch(case: Case) -> Iterator[Finding]:
         pairs = [(a, b) for a, b in zip(one.samples, two.samples, strict=True) if a and b]
         shortest = min((min(len(a), len(b)) for a, b in pairs), default=0)
         same = all(_same_start(a, b) for a, b in pairs)
-        if one.loader == two.loader and shortest >= _TELLING and same:
+        if one.loader == two.loader and shortest >= _SIGNIFICANT and same:
             yield case.found(
                 Cause.SET_EPOCH,
                 f"epoch {two.number} has the same order as epoch {one.number}: the epoch of "

@@ -73,7 +73,7 @@ class Observer:
     place_variables: Mapping[str, str] = field(default_factory=dict)
     """Environment of a worker in the place of a process that the script spawns; else empty."""
     _optimizers: list[Optimizer] = field(default_factory=list)
-    _taken: list[int] = field(default_factory=list)
+    _steps_by_optimizer: list[int] = field(default_factory=list)
     """Steps of each optimizer."""
     _stepping: list[Optimizer] = field(default_factory=list)
     """Optimizers in whose step we are: one may have another one step, as that shares out states."""
@@ -182,9 +182,9 @@ class Observer:
         parameters = _parameters(optimizer)
         self._record_modes(number, parameters)
         if self.trial.disturbed:
-            disturb_gradients(parameters, self._taken[number], self.autocast)
+            disturb_gradients(parameters, self._steps_by_optimizer[number], self.autocast)
         # The weights before the first step show whether both launches began alike.
-        first = self._taken[number] == 0
+        first = self._steps_by_optimizer[number] == 0
         self._before = tuple(mark(p, whole=whole) for p in parameters) if first else ()
         self._state_before = self._state_of(optimizer) if first else ""
         self._gradients = tuple(
@@ -197,9 +197,9 @@ class Observer:
         if self._stepping:
             return
         number, parameters = self._number_of(optimizer), _parameters(optimizer)
-        self._taken[number] += 1
+        self._steps_by_optimizer[number] += 1
         # Several optimizers may take turns: the busiest one counts the steps.
-        self.steps = max(self._taken)
+        self.steps = max(self._steps_by_optimizer)
         self._in_step = False
         whole = self.rank == 0
         stepped = Stepped(
@@ -215,7 +215,7 @@ class Observer:
             state=self._state_of(optimizer),
         )
         self.writer.write(stepped)
-        if sum(self._taken) == self.trial.kill_at:
+        if sum(self._steps_by_optimizer) == self.trial.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)  # as a host does that is lost
 
     def before_forward(self, module: nn.Module) -> None:
@@ -328,7 +328,7 @@ class Observer:
         )
         if found != self._evaluating.get(optimizer, ()):
             self._evaluating[optimizer] = found
-            self.writer.write(ModeChanged(optimizer, self._taken[optimizer], found))
+            self.writer.write(ModeChanged(optimizer, self._steps_by_optimizer[optimizer], found))
 
     def _name(self, module: nn.Module, prefix: str = "") -> None:
         self.roots[id(module)] = module
@@ -371,7 +371,7 @@ class Observer:
             if known is optimizer:
                 return number
         self._optimizers.append(optimizer)
-        self._taken.append(0)
+        self._steps_by_optimizer.append(0)
         return len(self._optimizers) - 1
 
     def _names_of(self, optimizer: Optimizer) -> tuple[str, ...]:

@@ -87,6 +87,12 @@ class TrainingContext:
     """What takes part in the models' forward and backward passes."""
     step: OpenStep = field(default_factory=OpenStep)
 
+    def announce(self, line: str, **derived: object) -> None:
+        """Say a line, and note in `run.json` what has come to be. On rank 0."""
+        if self.group.rank == 0:
+            self.console.say(line)
+            self.run.add_derived(**derived)
+
     @property
     def unit(self) -> SampleUnit:
         """What a sample is called on the screen."""

@@ -72,6 +72,8 @@ def test_bytes_have_at_most_three_digits(amount: float, expected: str) -> None:
         (figures.show_percent, 0.975, "97.50 %"),
         (figures.show_whole_percent, 0.046, "4.6 %"),
         (figures.show_three_digits, 1294.2, "1,294"),
+        (figures.show_milliseconds, 0.04, "40.0"),
+        (figures.show_milliseconds, 1.2942, "1,294"),
         (figures.show_value, {"a": [1, None, True], "b": 0.1}, "a: 1, none, yes, b: 0.1"),
     ],
 )

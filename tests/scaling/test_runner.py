@@ -122,7 +122,7 @@ def test_what_is_measured_is_kept_and_its_snapshots_are_not(tmp_path: Path) -> N
     assert studied.said[0].startswith(
         "[1/3] 1 worker, allreduce, round 1; 3 left, about 1 min 30 s"
     )
-    assert studied.said[1].strip() == "32 images/s, 1000.0 ms a step"
+    assert studied.said[1].strip() == "32 images/s, 1,000 ms a step"
     assert exit_code_of(runner.measured(plan), runner.failures) == ExitCode.DONE
 
 

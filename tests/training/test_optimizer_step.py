@@ -16,6 +16,7 @@ from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.launch.heartbeat import note
+from paceline.optim.loss_scaler import LossScaler
 from paceline.options.fields import OptionValue
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.step_profiler import StepProfiler
@@ -42,7 +43,7 @@ LOST = 3
 
 def make_optimizer_step(
     optimizers: list[torch.optim.Optimizer],
-    scaler: torch.amp.GradScaler | None = None,
+    scaler: LossScaler | None = None,
     clip_norm: float | None = None,
 ) -> OptimizerStep:
     optimizer_step = OptimizerStep(
@@ -62,8 +63,8 @@ def whole(batch: Tensor) -> Batch:
     return Batch(content=(batch, batch), local=size, total=size, indices=np.arange(size))
 
 
-def make_scaler() -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+def make_scaler() -> LossScaler:
+    return LossScaler("cpu", init_scale=2.0**16, growth_interval=2)
 
 
 def losses(model: nn.Module, step: int) -> Tensor:
@@ -75,7 +76,8 @@ def losses(model: nn.Module, step: int) -> Tensor:
 def plain_fp16(clip_norm: float) -> tuple[list[Tensor], list[float]]:
     """As PyTorch's examples of mixed precision do it: unscale, then clip, then step and update."""
     torch.manual_seed(0)
-    model, scaler, scales = net(), make_scaler(), []
+    model, scales = net(), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
     optimizer = sgd(model)
     for step in range(ROUNDS):
         scaler.scale(losses(model, step)).backward()

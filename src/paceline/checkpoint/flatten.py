@@ -42,6 +42,8 @@ def flatten_optimizer(
         ValueError: The optimizer holds a parameter that isn't among the named ones.
         TypeError: The state holds something that is neither tensor nor JSON.
     """
+    for settle in optimizer._optimizer_state_dict_pre_hooks.values():
+        settle(optimizer)  # as before `state_dict`
     names = _names_of(optimizer, named_parameters)
     tensors: dict[str, Tensor] = {}
     groups: list[object] = []

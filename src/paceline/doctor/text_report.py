@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from paceline.doctor.bandwidth import HostLink, slow_links
 from paceline.doctor.check_result import ORDER, CheckResult, folded
 from paceline.doctor.diagnosis import Diagnosis
-from paceline.options.figures import plural, show_bandwidth, show_time
+from paceline.options.figures import plural, show_bandwidth, show_milliseconds, show_time
 from paceline.options.text import wrapped
 
 _WIDTH = 80
@@ -121,7 +121,7 @@ def _megabits(link: HostLink) -> str:
 
 
 def _milliseconds(link: HostLink) -> str:
-    return "?" if link.round_trip_s is None else f"{link.round_trip_s * 1e3:.3g}"
+    return "?" if link.round_trip_s is None else show_milliseconds(link.round_trip_s)
 
 
 def _bandwidth(link: HostLink) -> str:

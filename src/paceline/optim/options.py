@@ -110,8 +110,8 @@ class OptimOptions:
 
     fused: bool | None = None
     """Update all weights by one kernel of PyTorch's, which sgd, adam and adamw have: faster, and
-    with fp16 without waiting for the device; the last bits may differ. Default: on GPUs without
-    --shards."""
+    with fp16 without room for a copy of weights and state; the last bits may differ. Default: on
+    GPUs without --shards."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be right before anything starts.

@@ -35,15 +35,34 @@ class OptimizerEntry:
     """Entries of the parameter group that the library reads but has no keyword for."""
     has_fused: bool = False
     """Whether torch has a kernel that updates all weights at once."""
+    counts_steps: bool = False
+    """Whether a step computes with how many came before: Adam's correction of its averages."""
 
 
 _ADAM_BETAS = (0.9, 0.999)
 
 
-def _entry(path: str, *, has_fused: bool = False, **defaults: OptionValue) -> OptimizerEntry:
+def _entry(
+    path: str, *, has_fused: bool = False, counts_steps: bool = False, **defaults: OptionValue
+) -> OptimizerEntry:
     module, _, class_name = path.rpartition(".")
     return OptimizerEntry(
-        module=module, class_name=class_name, defaults=defaults, has_fused=has_fused
+        module=module,
+        class_name=class_name,
+        defaults=defaults,
+        has_fused=has_fused,
+        counts_steps=counts_steps,
+    )
+
+
+def _adam(path: str, weight_decay: float) -> OptimizerEntry:
+    return _entry(
+        path,
+        has_fused=True,
+        counts_steps=True,
+        betas=_ADAM_BETAS,
+        eps=1e-8,
+        weight_decay=weight_decay,
     )
 
 
@@ -63,12 +82,8 @@ OPTIMIZERS: Mapping[OptimizerName, OptimizerEntry] = {
     "sgd": _entry(
         "torch.optim.SGD", has_fused=True, momentum=0.0, nesterov=False, weight_decay=0.0
     ),
-    "adam": _entry(
-        "torch.optim.Adam", has_fused=True, betas=_ADAM_BETAS, eps=1e-8, weight_decay=0.0
-    ),
-    "adamw": _entry(
-        "torch.optim.AdamW", has_fused=True, betas=_ADAM_BETAS, eps=1e-8, weight_decay=0.01
-    ),
+    "adam": _adam("torch.optim.Adam", weight_decay=0.0),
+    "adamw": _adam("torch.optim.AdamW", weight_decay=0.01),
     # Zeiler 2012, arXiv:1212.5701
     "adadelta": _entry("torch.optim.Adadelta", rho=0.9, eps=1e-6, weight_decay=0.0),
     # Ginsburg et al. 2019, arXiv:1905.11286

@@ -80,12 +80,6 @@ def show_length(seconds: float) -> str:
 
 
 @dashed
-def show_milliseconds(seconds: float) -> str:
-    """Write seconds as milliseconds, without the unit."""
-    return f"{1000 * seconds:.2f}" if abs(seconds) < 1 else f"{1000 * seconds:,.0f}"
-
-
-@dashed
 def show_percent(fraction: float) -> str:
     """Write a fraction as `97.50 %`."""
     return f"{fraction:.2%}".replace("%", " %")
@@ -119,6 +113,12 @@ def show_speed(value: float) -> str:
 def show_three_digits(value: float) -> str:
     """Write a measured figure with three digits: `39.6`, `155`, `1,294`."""
     return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:#.3g}"
+
+
+@dashed
+def show_milliseconds(seconds: float) -> str:
+    """Write a measured time in milliseconds, with three digits and without the unit."""
+    return show_three_digits(1000 * seconds)
 
 
 def show_times(factor: float) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from textwrap import wrap
+from textwrap import shorten, wrap
 from typing import TextIO
 
 _UNPRINTABLE = re.compile(
@@ -16,6 +16,7 @@ _UNPRINTABLE = re.compile(
 )
 _LONG_WORD = re.compile(r"\S{400,}")
 _KEPT = 100
+_MOST_OF_ERROR = 200
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
 _COMMAND = re.compile(
     r"paceline [a-z]+(?: [a-z]\w*(?= --))?"
@@ -51,6 +52,12 @@ def clause(said: object) -> str:
     """
     text = str(said).strip().rstrip(" .:;,")
     return text or (type(said).__name__ if isinstance(said, BaseException) else "no message")
+
+
+def in_brief(error: BaseException) -> str:
+    """Write an error's type and the beginning of what it says, in a line."""
+    first = clause(str(error).strip().partition("\n")[0])
+    return shorten(f"{type(error).__name__}: {first}", _MOST_OF_ERROR, placeholder=" ...")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

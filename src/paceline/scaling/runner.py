@@ -14,7 +14,7 @@ from typing import Protocol, final
 from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import SyncMethod
 from paceline.options.durations import format_duration
-from paceline.options.figures import plural
+from paceline.options.figures import plural, show_milliseconds
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured, Mode, Trained
 from paceline.scaling.measurement import read_measured, read_whole
@@ -329,7 +329,8 @@ def exit_code_of(found: Mapping[Size, Sequence[Measured]], failures: Sequence[in
 def _result(record: Measured) -> str:
     if record.problem is not None:
         return f"failed: {record.problem}"
-    return f"{record.images_per_s or 0:,.0f} images/s, {1000 * (record.step_s or 0):.1f} ms a step"
+    step_ms = show_milliseconds(record.step_s or 0)
+    return f"{record.images_per_s or 0:,.0f} images/s, {step_ms} ms a step"
 
 
 def _last_line(path: Path) -> str:

@@ -10,9 +10,9 @@ from paceline.options.figures import (
     plural,
     show_bytes,
     show_loss,
+    show_milliseconds,
     show_percent,
     show_rate,
-    show_three_digits,
     show_whole_percent,
 )
 from paceline.options.text import aligned, line_width, wrapped
@@ -247,7 +247,7 @@ def _measured_times(size: SizeResult) -> int:
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else show_three_digits(1000 * seconds)
+    return "-" if seconds is None else show_milliseconds(seconds)
 
 
 def _seconds(value: float) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from textwrap import shorten
 from types import SimpleNamespace
 from typing import final
 
@@ -25,7 +24,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.launch.heartbeat import COMPILING, note
-from paceline.options.text import clause
+from paceline.options.text import in_brief
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
 from paceline.training.options import ComputeOptions, Precision
@@ -317,7 +316,7 @@ class CompileSwitch:
             except Exception as error:
                 if not _is_of_compiler(error):
                     raise
-                self.is_on, self.problem = False, _in_brief(error)
+                self.is_on, self.problem = False, in_brief(error)
             return plain(*args, **kwargs)
 
         return run
@@ -327,13 +326,6 @@ def _is_of_compiler(error: Exception) -> bool:
     return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
-def _in_brief(error: Exception) -> str:
-    first = clause(str(error).strip().partition("\n")[0])
-    return shorten(f"{type(error).__name__}: {first}", _MOST_TEXT, placeholder=" ...")
-
-
-_MOST_TEXT = 200
-"""Characters of an error of torch.compile that are shown."""
 _DEFAULT_BUCKETS = SimpleNamespace(bucket_bytes_cap=25 << 20)
 """Stands for a DistributedDataParallel with its usual buckets."""
 

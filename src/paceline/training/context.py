@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import final
 
-import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
@@ -11,6 +10,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica import Replica
 from paceline.metrics.console import Console
+from paceline.optim.loss_scaler import LossScaler
 from paceline.results.run_directory import RunDirectory, SampleUnit
 from paceline.training.components import CompileSwitch, Components
 from paceline.training.config import TrainConfig
@@ -75,7 +75,7 @@ class TrainingContext:
     """This worker's generators."""
     console: Console
     """Says things to the user; on rank 0."""
-    scaler: torch.amp.GradScaler | None
+    scaler: LossScaler | None
     """The loss scaler, with `--precision fp16`."""
     compile_switch: CompileSwitch | None
     """Says which forward passes are compiled, with `--compile auto`."""
@@ -90,6 +90,12 @@ class TrainingContext:
     replicas: list[Replica] = field(default_factory=list)
     """What takes part in the models' forward and backward passes."""
     step: OpenStep = field(default_factory=OpenStep)
+
+    def announce(self, line: str, **derived: object) -> None:
+        """Say a line, and note in `run.json` what has come to be. On rank 0."""
+        if self.group.rank == 0:
+            self.console.say(line)
+            self.run.add_derived(**derived)
 
     @property
     def unit(self) -> SampleUnit:

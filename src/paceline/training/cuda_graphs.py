@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from textwrap import shorten
 from typing import Any, final
 from weakref import ReferenceType, ref
 
@@ -24,7 +23,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica import Forward
-from paceline.options.text import clause
+from paceline.options.text import in_brief
 from paceline.training.options import ComputeOptions
 
 _REPEATS = 3
@@ -36,8 +35,6 @@ _WARM_UP = 3
 """Passes before one is captured: libraries set themselves up in the first."""
 _ASIDE = "thread_local"
 """Only this thread's calls are captured or refused: NCCL's threads and those that read go on."""
-_MOST_TEXT = 200
-"""Characters of an error that are shown."""
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -220,8 +217,11 @@ class GraphedForward:
         self._seen.clear()
         try:
             self._graph = _capture(self._module, self._compute, current)
-        except (CaptureError, RuntimeError) as error:
-            self._switch.give_up(_in_brief(error))
+        except CaptureError as error:
+            self._switch.give_up(str(error))
+            return None
+        except RuntimeError as error:
+            self._switch.give_up(in_brief(error))
             return None
         self._switch.captures += 1
         self._unused = 0
@@ -232,12 +232,6 @@ def _can_be_copied(tensor: Tensor) -> bool:
     """Tell whether a graph can have an input of its own for this one."""
     plain = type(tensor) is Tensor and tensor.layout is torch.strided
     return plain and tensor.is_cuda and not tensor.requires_grad
-
-
-def _in_brief(error: Exception) -> str:
-    first = clause(str(error).strip().partition("\n")[0])
-    first = first if isinstance(error, CaptureError) else f"{type(error).__name__}: {first}"
-    return shorten(first, _MOST_TEXT, placeholder=" ...")
 
 
 @final

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
 from paceline.optim.build import clip_gradients
+from paceline.optim.loss_scaler import LossScaler
 from paceline.training.hooks.base import StepHook
 from paceline.training.profiling.step_profiler import StepProfiler
 
@@ -30,7 +31,7 @@ WITHOUT_UPDATE = (
 class OptimizerStep(StepHook):
     """Turns losses into gradients, and these into new weights; a hook where losses are scaled."""
 
-    scaler: torch.amp.GradScaler | None
+    scaler: LossScaler | None
     clip_norm: float | None
     step_profiler: StepProfiler
     """Takes the time of a step, and of the exchange of gradients."""
@@ -100,7 +101,7 @@ class OptimizerStep(StepHook):
         if not completes and self.step_profiler.is_sampling:
             self.step_profiler.mark("piece")
 
-    def _scaled(self, loss: Tensor, scaler: torch.amp.GradScaler) -> Tensor:
+    def _scaled(self, loss: Tensor, scaler: LossScaler) -> Tensor:
         self.end_update()
         if self._unscaled:
             raise UsageError(
@@ -141,6 +142,11 @@ class OptimizerStep(StepHook):
     def after_step(self, step: int) -> None:
         """Adapt the loss scale. Local to the worker."""
         self.end_update()
+
+    def end_training(self, step: int) -> None:
+        """Leave the optimizers with counts that are right. Local to the worker."""
+        if self.scaler is not None:
+            self.scaler.settle()
 
     def end_update(self) -> None:
         """Adapt the loss scale after the optimizers' steps: once for all of them."""

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-import torch
-
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.distributed.shared_storage import shared_between_nodes
@@ -15,6 +13,7 @@ from paceline.launch.heartbeat import note
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from paceline.metrics.console import Console, make_console
 from paceline.metrics.counters import StepCounters
+from paceline.optim.loss_scaler import LossScaler
 from paceline.options.entry_points import imported
 from paceline.results.run_directory import RunDirectory
 from paceline.training.components import CompileSwitch, Components
@@ -154,7 +153,7 @@ def _context(
     division = Division.of(config.data.shards, group.world_size)
     components, hooks = Components(), StepHooks()
     step_profiler = StepProfiler(note, group.device, group.world_size, components.named_parameters)
-    scaler = torch.amp.GradScaler(group.device.type) if config.compute.precision == "fp16" else None
+    scaler = LossScaler(group.device.type) if config.compute.precision == "fp16" else None
     shared = shared_between_nodes(run.path, group)
     return TrainingContext(
         config=config,

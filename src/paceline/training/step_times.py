@@ -7,6 +7,9 @@ from typing import final
 import torch
 
 from paceline.distributed.device import is_accelerator
+from paceline.options.figures import show_time
+
+_LEAST_GAIN = 0.03
 
 
 @final
@@ -69,3 +72,16 @@ class StepTimes:
     def restart(self) -> None:
         """The next steps go another way."""
         self._times_s, self.left_out, self._since_s = [], 0, None
+
+
+def compare(step_s: float, plain_s: float, *, now: str, plain: str) -> tuple[bool, str]:
+    """Tell whether steps that go another way are enough faster to stay with it, and why. Pure.
+
+    Args:
+        step_s: A step that goes this way.
+        plain_s: A step as it is otherwise.
+        now: What the one is called, such as `compiled`.
+        plain: What the other is.
+    """
+    is_faster = step_s < (1 - _LEAST_GAIN) * plain_s
+    return is_faster, f"a step takes {show_time(step_s)} {now}, {show_time(plain_s)} {plain}"

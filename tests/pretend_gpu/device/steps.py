@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any, final
 
 import torch
-from torch.optim import Optimizer
 
 from tests.pretend_gpu.counters import COUNTERS, WARM_UP_STEPS, counted_here
 
@@ -72,7 +71,6 @@ def note_steps(engine: ModuleType) -> None:
         _note()
 
     engine.Engine._count_step = count_step
-    torch.amp.GradScaler.step = _scaled_step  # type: ignore[assignment, method-assign]
     _leave_out_waits(engine)
 
 
@@ -137,20 +135,6 @@ def _left_out(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*args, **kwargs)
 
     return left_out
-
-
-_plain_step = torch.amp.GradScaler.step
-
-
-def _scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, *others: object) -> object:
-    """Let a loss scaler ask the device before an optimizer's step whose kernel doesn't; counted."""
-    if getattr(optimizer, "_step_supports_amp_scaling", False):
-        return _plain_step(scaler, optimizer, *others)
-    mode = _refuse_waits(0)
-    try:
-        return _plain_step(scaler, optimizer, *others)
-    finally:
-        _refuse_waits(mode)
 
 
 def _refuse_waits(mode: int) -> int:

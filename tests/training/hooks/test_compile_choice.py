@@ -108,6 +108,15 @@ def test_what_is_faster_is_kept(
 
 
 @pytest.mark.ranks
+def test_it_waits_for_what_sync_auto_measures(tmp_path: Path) -> None:
+    settings = configure(epochs=6, compile="auto", sync="auto")
+    first, _ = run_ranks(2, run_training_on, tmp_path, partial(timed_job, 10.0), settings, None)
+    said = [line.partition(" auto: ") for line in first.lines if line.startswith("--")]
+    assert [option for option, _, _ in said] == ["--sync", "--compile", "--compile"]
+    assert said[2][2] == COMPILED
+
+
+@pytest.mark.ranks
 def test_where_little_is_left_nothing_is_compiled(tmp_path: Path) -> None:
     said, _ = trained(1, tmp_path, partial(timed_job, 10.0), epochs=1)
     assert said == ["not compiled, since with 4 min 20 s left it wouldn't pay"]

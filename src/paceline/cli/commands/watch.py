@@ -16,6 +16,7 @@ from paceline.options.fields import option_fields, pick
 from paceline.options.figures import (
     plural,
     show_loss,
+    show_milliseconds,
     show_percent,
     show_rate,
     show_speed,
@@ -243,7 +244,7 @@ def _each_worker(status: "RunStatus") -> Sequence[str]:
             str(speed.rank),
             printable(speed.host),
             f"{speed.step:,}",
-            f"{1000 * speed.step_s:.3g}",
+            show_milliseconds(speed.step_s),
             *(show_whole_percent(part / speed.step_s if speed.step_s else 0.0) for part in parts),
             ", ".join(filter(None, (speed.doing, slow.get(speed.rank)))),
         )

@@ -75,7 +75,7 @@ def repeats_table(study: Study) -> Table:
             size_name(study, size),
             str(place),
             figures.show_three_digits(repeat.images_per_s),
-            _thousandths(repeat.step_s),
+            figures.show_milliseconds(repeat.step_s),
             repeat.run_dir or figures.NOTHING,
             *([(repeat.problem or "").partition("\n")[0]] if failed else []),
         )
@@ -97,7 +97,7 @@ def prediction_table(study: Study) -> Table:
             figures.show_whole_percent(size.efficiency),
             f"{figures.show_whole_percent(size.low)} to {figures.show_whole_percent(size.high)}",
             figures.show_three_digits(size.images_per_s),
-            _thousandths(size.step_s),
+            figures.show_milliseconds(size.step_s),
         )
         for method, sizes in methods.items()
         for size in sizes
@@ -177,13 +177,9 @@ def _parts_row(study: Study, size: SizeResult) -> tuple[str, ...]:
     fixed = asdict(size.fixed)
     return (
         size_name(study, size),
-        *(_thousandths(parts.get(name)) for name in PART_NAMES),
-        *(_thousandths(fixed[name]) for name in FIXED_NAMES),
+        *(figures.show_milliseconds(parts.get(name)) for name in PART_NAMES),
+        *(figures.show_milliseconds(fixed[name]) for name in FIXED_NAMES),
     )
-
-
-def _thousandths(time_s: float | None) -> str:
-    return figures.show_three_digits(None if time_s is None else 1000 * time_s)
 
 
 def _is_shown(study: Study, column: _Column) -> bool:
@@ -196,7 +192,7 @@ def _speed(study: Study, size: SizeResult) -> str:
 
 
 def _step(study: Study, size: SizeResult) -> str:
-    return _thousandths(None if size.step_s is None else size.step_s.median)
+    return figures.show_milliseconds(None if size.step_s is None else size.step_s.median)
 
 
 def _efficiency(study: Study, size: SizeResult) -> str:

@@ -6,21 +6,18 @@ from typing import final
 import torch
 
 from paceline.options.durations import format_duration
-from paceline.options.figures import show_time
 from paceline.results.json_object import section, text
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import CompileSwitch, Components
 from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
-from paceline.training.step_times import StepTimes
+from paceline.training.step_times import StepTimes, compare
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.validation import method_of
 
 LEAST_LEFT_S = 300.0
 """With less than this to train a model isn't compiled: that takes up to a minute, and saves, where
 it saves anything, a fifth of the time and more."""
-_LEAST_GAIN = 0.03
 _WARM_UP = 3
 """Steps that aren't measured: of a start, or with a model that has just been compiled."""
 _MOST_STEPS, _LEAST_S = 64, 2.0
@@ -64,7 +61,7 @@ class CompileChoice(StepHook):
             self._settle(False, "BatchNorm is synchronized in the forward pass")
         elif isinstance(found.get("choice"), bool):
             self._settle(bool(found["choice"]), str(found.get("why")))
-        elif self._context.group.broadcast_text(self._noted() if self._is_first else "") == _TRYING:
+        elif self._context.group.broadcast_text(self._noted()) == _TRYING:
             self._settle(False, "the workers ended while they compiled it, or were ended")
 
     def after_step(self, step: int) -> None:
@@ -89,8 +86,7 @@ class CompileChoice(StepHook):
             problems = self._context.group.gather_texts(self._switch.problem or "")
             self._choose(False, f"that failed on rank {failed[0]}: {problems[failed[0]]}")
         else:
-            why = f"a step takes {show_time(step_s)} compiled, {show_time(self._plain_s)} as it is"
-            self._choose(step_s < (1 - _LEAST_GAIN) * self._plain_s, why)
+            self._choose(*compare(step_s, self._plain_s, now="compiled", plain="as it is"))
 
     def end_epoch(self, row: EpochRow) -> None:
         """Leave the evaluation out of the next step's time, if not every step has one."""
@@ -111,9 +107,8 @@ class CompileChoice(StepHook):
 
     def _is_measured(self) -> bool:
         """Take the time of a step; tell whether to look at those taken. Local, alike on all."""
-        group, measures = self._context.group, method_of(self._context.config) == "auto"
-        if measures and group.world_size > 1 and self._sync.chosen is None:
-            return False  # that comes first
+        if self._sync.is_measuring:
+            return False
         if len(self._times) == _MOST_STEPS:
             return self._position.epoch > 0  # until then an epoch's length wasn't known
         self._times.take()
@@ -136,7 +131,8 @@ class CompileChoice(StepHook):
             if len(self._times) == _MOST_STEPS or measured_s >= _SURE_S:
                 self._choose(False, f"with {format_duration(left_s)} left it wouldn't pay")
             return
-        self._announce(_TRYING, f"--compile {_TRYING}, for the last {format_duration(left_s)}")
+        line = f"--compile {_TRYING}, for the last {format_duration(left_s)}"
+        self._context.announce(line, compile=_TRYING)
         self._plain_s, self._switch.is_on = step_s, True
         self._times.restart()
 
@@ -153,28 +149,18 @@ class CompileChoice(StepHook):
         """Settle it, and have steps be measured anew by the profile."""
         self._settle(choice, why)
         self._context.profiler.step_profiler.reset(self._position.step)
-        self._announce(self._switch.label, f"--compile {self._switch.label}")
+        self._context.announce(f"--compile {self._switch.label}", compile=self._switch.label)
 
     def _settle(self, choice: bool, why: str) -> None:
         self._choice, self._why, self._switch.is_on = choice, why, choice
         self._switch.label = f"auto: {'compiled' if choice else 'not compiled'}, since {why}"
 
-    def _announce(self, label: str, line: str) -> None:
-        """Say a line, and note how far it is in `run.json`. On rank 0."""
-        if self._is_first:
-            self._context.console.say(line)
-            self._context.run.add_derived(compile=label)
-
     def _noted(self) -> str:
-        """Read what `run.json` says of an earlier start of this training."""
+        """Read what `run.json` says of an earlier start of this training. On rank 0."""
         run = self._context.run
-        if not run.run_json.exists():
+        if self._context.group.rank != 0 or not run.run_json.exists():
             return ""
         return text(section(run.read_run(), "derived"), _NAME) or ""
-
-    @property
-    def _is_first(self) -> bool:
-        return self._context.group.rank == 0
 
     def _left_s(self, step_s: float) -> float | None:
         """Estimate what is left to train; None where an epoch's length isn't known yet."""

@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import final
 
-from paceline.options.figures import show_time
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.context import TrainingContext
 from paceline.training.cuda_graphs import GraphSwitch
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
-from paceline.training.step_times import StepTimes
+from paceline.training.step_times import StepTimes, compare
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.validation import method_of
 
 _WARM_UP = 12
 """Steps that aren't measured: of a start (DistributedDataParallel times its first ten), and until
@@ -21,7 +19,6 @@ _MOST_TRIED = 64
 """Steps after which it is given up to wait for such a shape."""
 _STEPS = 16
 """Steps of which each way is measured by the median."""
-_LEAST_GAIN = 0.03
 
 
 @final
@@ -64,9 +61,7 @@ class GraphChoice(StepHook):
             if self._plain_s is None:
                 self._plain_s, switch.is_on = step_s, True
                 return
-            plain_s = self._plain_s
-            times = f"a step takes {show_time(step_s)} with graphs, {show_time(plain_s)} without"
-            self._settle(step_s < (1 - _LEAST_GAIN) * plain_s, times)
+            self._settle(*compare(step_s, self._plain_s, now="with graphs", plain="without"))
 
     def end_epoch(self, row: EpochRow) -> None:
         """Leave the evaluation out of the next step's time."""
@@ -82,10 +77,8 @@ class GraphChoice(StepHook):
 
     def _is_measured(self) -> bool:
         """Take the time of a step; tell whether there are enough. Local to the worker."""
-        context = self._context
-        measures = method_of(context.config) == "auto" and context.group.world_size > 1
-        if measures and self._sync.chosen is None:
-            return False  # that comes first
+        if self._sync.is_measuring:
+            return False
         is_tried = self._plain_s is not None
         self._times.take(is_warm=not is_tried or self._switch.captures > 0)
         return len(self._times) == _STEPS
@@ -93,6 +86,5 @@ class GraphChoice(StepHook):
     def _settle(self, is_kept: bool, why: str) -> None:
         self._is_settled, self._switch.is_on = True, is_kept
         self._switch.label = f"auto: {'on' if is_kept else 'off'}, since {why}"
-        if self._context.group.rank == 0:
-            self._context.console.say(f"--cuda-graphs {self._switch.label}")
-            self._context.run.add_derived(cuda_graphs=self._switch.label)
+        label = self._switch.label
+        self._context.announce(f"--cuda-graphs {label}", cuda_graphs=label)

@@ -41,6 +41,7 @@ class AutoSync(ReplicaSync):
         """What the gradients of all models travel in; may change later."""
         super().__init__(context, self.rounding)
         self.choice: Choice | None = None
+        self.is_measuring = True
         self._inner: GradientSync | None = None
         """What was chosen, once it has begun; with all-reduce and bf16 there is nothing to do."""
         self._full: tuple[StepProfile, float] | None = None
@@ -191,7 +192,7 @@ class AutoSync(ReplicaSync):
         )
 
     def _adopt(self, choice: Choice) -> None:
-        self.choice, self.chosen = choice, choice.method
+        self.choice, self.chosen, self.is_measuring = choice, choice.method, False
         self.label = f"auto: {describe_options(choice.options)}, since {choice.why}"
         self.rounding.dtype = torch.bfloat16 if choice.sends_half else None
         if choice.method not in ("local", "powersgd"):  # those begin later
@@ -238,11 +239,7 @@ class AutoSync(ReplicaSync):
 
     def _announce_choice(self) -> None:
         """Say what was chosen, and note it in `run.json`. Rank 0."""
-        context = self.context
-        if context.group.rank != 0:
-            return
-        context.console.say(f"--sync {self.label}")
-        context.run.add_derived(sync=self.label)
+        self.context.announce(f"--sync {self.label}", sync=self.label)
 
 
 def make_auto(context: TrainingContext) -> GradientSync:

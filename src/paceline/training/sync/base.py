@@ -59,6 +59,8 @@ class GradientSync(ABC):
     """How one line describes it, where the options don't say."""
     chosen: str | None = None
     """Name of the method that it has come to, where it chooses one."""
+    is_measuring = False
+    """Whether it times steps, to choose by: whoever else would has to wait."""
 
     def setup(self, step: int) -> None:
         """Begin: models and optimizers are complete, and `load_state_dict` has been. Collective.

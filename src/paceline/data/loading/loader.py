@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import cast
@@ -18,10 +19,12 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from paceline.data.batch import Batch, BatchSource, laid_out
+from paceline.data.fingerprint import describe_state
 from paceline.data.loading.dataset_worker import (
     Collate,
     ItemRequest,
     SeededItems,
+    WorkerInit,
     shorten,
     start_loader_process,
 )
@@ -37,6 +40,8 @@ _EVAL_EPOCH = -1
 """Seeds of evaluation differ from those of every epoch."""
 _END = object()
 _END_S = 5.0
+_PREFETCHED = 2
+"""Batches that each process keeps ready."""
 _REASONS = {
     signal.SIGKILL: "The kernel kills processes when memory runs out: "
     "use fewer --loader-workers, or hold less in memory per sample",
@@ -83,23 +88,26 @@ class LoaderSource(BatchSource):
         device: torch.device | str = "cpu",
         *,
         loader_workers: int = 2,
-        prefetch_batches: int = 2,
         memory_format: torch.memory_format = torch.contiguous_format,
         collate: Collate = default_collate,
         timeout_s: float = 600.0,
         order: SampledOrder | None = None,
+        worker_init: WorkerInit | None = None,
     ) -> None:
         """Prepare the loader; its processes are started with the first batch, and kept.
+
+        They are started anew where the data set's attributes have changed before a pass: they have
+        a copy of it.
 
         Args:
             dataset: Map-style; items are (input, target) pairs that `collate` turns into tensors.
             device: Where batches go.
             loader_workers: Processes that read; 0 reads in this process, while the device waits.
-            prefetch_batches: Batches that each process keeps ready.
             memory_format: `torch.channels_last` lays four-dimensional inputs out so.
             collate: Makes (inputs, targets) tensors of a list of items.
             timeout_s: A batch that takes longer is an error.
             order: By which samples are drawn instead of each once an epoch, in evaluations too.
+            worker_init: A DataLoader's `worker_init_fn`: called in each process that reads.
 
         Raises:
             UsageError: The data set isn't map-style.
@@ -115,14 +123,18 @@ class LoaderSource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
-        self._loader = _make_loader(
+        self._make = partial(
+            _make_loader,
             SeededItems(dataset, collate),
             self._requests,
             loader_workers,
-            prefetch_batches,
             pin_memory=self._feed.is_beside,
             timeout_s=timeout_s,
+            worker_init=worker_init,
         )
+        self._loader: DataLoader[object] | None = self._make()
+        self._state: tuple[object, ...] = ()
+        """What the processes' copies of the data set have in their attributes."""
         self._running: Iterator[object] | None = None
         self._passes = 0
         self._ahead: tuple[EpochPlan, int] | None = None
@@ -142,7 +154,7 @@ class LoaderSource(BatchSource):
             InfrastructureError: A loader process died or hung.
         """
         ahead, self._ahead = self._ahead, None
-        if ahead == (plan, self._passes):
+        if ahead == (plan, self._passes) and describe_state(self._dataset) == self._state:
             return self._pass()
         return self._batches(self._training(plan))
 
@@ -166,9 +178,12 @@ class LoaderSource(BatchSource):
 
     def close(self) -> None:
         """End the loader processes; those that don't end within seconds are killed."""
-        running, self._running = self._running, None
         # A pass that somebody still iterates over ends with an error, instead of reading on.
         self._passes += 1
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        running, self._running = self._running, None
         self._loader = None
         if isinstance(running, _MultiProcessingDataLoaderIter):
             # Dropping the last reference does the same, but a traceback may hold one more.
@@ -207,6 +222,12 @@ class LoaderSource(BatchSource):
         if self._loader is None:
             raise RuntimeError("this source is closed")
         self._passes += 1
+        if self._loader_workers:
+            state = describe_state(self._dataset)
+            if self._processes and state != self._state:
+                self._end_processes()
+                self._loader = self._make()
+            self._state = state
         spare_children_our_garbage()
         self._requests.start(work)
         # torch doesn't name the processes of a loader: they are those that are new afterwards.
@@ -246,11 +267,11 @@ def _make_loader(
     items: SeededItems,
     requests: _Requests,
     loader_workers: int,
-    prefetch_batches: int,
     *,
     pin_memory: bool,
     timeout_s: float,
-) -> DataLoader[object] | None:
+    worker_init: WorkerInit | None = None,
+) -> DataLoader[object]:
     parallel = loader_workers > 0
     with _usual_warnings_off():
         return DataLoader(
@@ -258,11 +279,11 @@ def _make_loader(
             batch_sampler=requests,  # type: ignore[arg-type]  # typed for lists of indices only
             collate_fn=_unchanged,
             num_workers=loader_workers,
-            prefetch_factor=prefetch_batches if parallel else None,
+            prefetch_factor=_PREFETCHED if parallel else None,
             persistent_workers=parallel,
             pin_memory=pin_memory,
             timeout=timeout_s if parallel else 0,
-            worker_init_fn=start_loader_process,
+            worker_init_fn=partial(start_loader_process, then=worker_init),
             multiprocessing_context=_start_method() if parallel else None,
             generator=torch.Generator(),  # else each pass draws from the training's own one
         )

@@ -21,7 +21,7 @@ from torch.utils.data import (
 from paceline.data.augment import Augment
 from paceline.data.batch import BatchSource
 from paceline.data.fingerprint import data_fingerprint
-from paceline.data.loading.dataset_worker import Collate
+from paceline.data.loading.dataset_worker import Collate, WorkerInit
 from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.sampled import SampledOrder
 from paceline.data.loading.stream import StreamSource
@@ -50,6 +50,7 @@ class DataSource:
     drop_last: bool = False
     collate: Collate = default_collate
     loader_workers: int | None = None
+    worker_init: WorkerInit | None = None
     order: SampledOrder | None = None
     """By which its samples are drawn, where the script has a sampler of its own."""
 
@@ -102,6 +103,7 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
         drop_last=batches.drop_last,
         collate=cast(Collate, data.collate_fn),
         loader_workers=data.num_workers,
+        worker_init=data.worker_init_fn,
         order=order,
     )
 
@@ -243,6 +245,7 @@ def make_source(
         # Before the other workers give up on this one, so that the cause is told.
         timeout_s=0.9 * config.dist.timeout_s,
         order=served.order,
+        worker_init=served.worker_init,
     )
     if not isinstance(data, RawImages):
         return source

@@ -341,7 +341,7 @@ class Engine:
         if batch is None:
             return self._backward_alone(loss, weight, more=more)
         # Gradients are complete with the last backward pass of the last piece (`batch.last`).
-        if weight is None and self.losses.sums is None:
+        if weight is None and self.losses.is_plain:
             self.sync.backward(loss, batch, more=more)
         else:
             loss = self.losses.backward(loss, batch, weight, more=more)

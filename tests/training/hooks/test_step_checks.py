@@ -126,3 +126,76 @@ def test_rates_that_differ_are_found_before_the_first_step(tmp_path: Path) -> No
     assert first == second
     assert "at the start rank 0 on " in first
     assert "learning rate differs" in first
+
+
+def noisy(s: Session, model: nn.Module, step: int) -> None:
+    """Change the weights by numbers that each rank draws for itself."""
+    with torch.no_grad():
+        next(model.parameters()).add_(torch.randn(()), alpha=1e-3)
+
+
+def test_weights_that_drift_are_told_where_nobody_has_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert trained(2, tmp_path, lambda: nn.Linear(5, 2), noisy) == ["7 steps"] * 2
+    assert capfd.readouterr().out.count("after step 7 rank 0 on ") == 1
+    assert trained(2, tmp_path / "local", lambda: nn.Linear(5, 2), noisy, sync="auto")
+    assert "have drifted" not in capfd.readouterr().out
+
+
+def left_by(
+    world_size: int, directory: Path, leaves: Callable[[Session, int], bool], *, keeps: bool = False
+) -> list[str]:
+    """Train up to three epochs, one more each time; gives what each rank says at its end."""
+
+    def body(group: Group) -> str:
+        try:
+            with session_on(group, directory) as s:
+                net = s.model(nn.Linear(5, 2))
+                s.optimizer(sgd(net))
+                if keeps:
+                    s.keep(best=0.0)
+                batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+                for epoch in s.epochs(3):
+                    for batch in batches:
+                        inputs, targets = pair_of(batch)
+                        s.step(F.cross_entropy(net(inputs), targets))
+                    if leaves(s, epoch):
+                        break
+        except JobError as error:
+            return str(error)
+        return ""
+
+    return run_ranks(world_size, body)
+
+
+def test_workers_that_leave_their_loop_apart_are_an_error(tmp_path: Path) -> None:
+    """As by early stopping by a figure of each worker's own: the others would wait for ever."""
+    first, second = left_by(2, tmp_path, lambda s, epoch: s.rank == 1 and epoch == 1)
+    assert first == second
+    assert first.startswith("rank 1 on ")
+    assert " has left its loop after epoch 2, and rank 0 on " in first
+    assert left_by(2, tmp_path / "alike", lambda s, epoch: epoch == 1) == [""] * 2
+
+
+@pytest.mark.parametrize(
+    ("leaves", "keeps", "told"),
+    [
+        (lambda s, epoch: True, False, True),
+        (lambda s, epoch: True, True, False),
+        (lambda s, epoch: s.steps_done > 0, False, False),
+        (lambda s, epoch: False, False, False),
+    ],
+    ids=["a plain variable", "kept", "steps_done", "not left"],
+)
+def test_a_resumed_loop_that_is_left_by_what_began_anew_is_told(
+    leaves: Callable[[Session, int], bool],
+    keeps: bool,
+    told: bool,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    left_by(1, tmp_path, lambda s, epoch: True, keeps=keeps)
+    assert "began anew" not in capfd.readouterr().out
+    left_by(1, tmp_path, leaves, keeps=keeps)
+    assert ("began anew" in capfd.readouterr().out) == told

@@ -296,7 +296,9 @@ def refuse_pass(*, is_open: bool, passed: bool) -> None:
     if not is_open:
         raise UsageError(
             "the training loader gives its batches within an epoch: put the loop over it into "
-            "`for epoch in s.epochs():`. To look at a sample before, ask the data set"
+            "`for epoch in s.epochs():`. To look at a sample before, ask the data set; what goes "
+            "through the data before the training (a search for the learning rate) does so by its "
+            "own DataLoader, before s.prepare(...)"
         )
     if passed:
         raise UsageError(

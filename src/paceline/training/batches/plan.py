@@ -1,5 +1,6 @@
 """What follows from the options, the number of workers and the size of the training set. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -128,6 +129,25 @@ def describe_oversized(plan: TrainPlan) -> str | None:
         f"({plan.train_samples:,} samples): an epoch is one step with all of them. Give a smaller "
         "--global-batch"
     )
+
+
+def describe_unlike_shares(plans: Sequence[TrainPlan]) -> str | None:
+    """Say that the workers have unlike shares of several loaders' batches; None where they don't.
+
+    Args:
+        plans: The first is that of the loader whose steps are counted.
+    """
+    for other in plans[1:]:
+        first, pairs = plans[0], zip(plans[0].batch_per_worker, other.batch_per_worker, strict=True)
+        if any(a * other.global_batch != b * first.global_batch for a, b in pairs):
+            workers = first.division.world_size
+            return (
+                f"The batches of {first.global_batch:,} and of {other.global_batch:,} samples are "
+                f"shared by {workers} workers as {first.shares} and as {other.shares}: the first "
+                "says how much each worker's loss counts, and samples of the second count "
+                f"unequally. Give both a batch size that {workers} divides"
+            )
+    return None
 
 
 _SYNCED = "synchronised BatchNorm (--sync-batchnorm, nn.SyncBatchNorm)"

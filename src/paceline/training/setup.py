@@ -31,6 +31,7 @@ from paceline.training.hooks.step_checks import (
     LoopChecks,
     ReplicaChecks,
     ReproducibilityChecks,
+    StreamChecks,
 )
 from paceline.training.loss_weights import LossWeights
 from paceline.training.optimizer_step import OptimizerStep
@@ -228,6 +229,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     agree = None if context.shared else group.broadcast_text
     warn = say.warn if group.rank == 0 else _nothing
     yield LoopChecks(context, warn)
+    yield StreamChecks(warn)
     if context.scaler is not None:
         yield context.optimizer_step
     if overrides(sync, GradientSync, "after_step"):

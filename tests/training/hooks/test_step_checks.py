@@ -1,18 +1,20 @@
 """What is looked at after every step of a session."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from paceline.distributed.group import Group
-from paceline.errors import JobError, UsageError
+from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.session import Session
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import BATCH, pair_of, points, session_on, sgd
 
@@ -199,3 +201,66 @@ def test_a_resumed_loop_that_is_left_by_what_began_anew_is_told(
     assert "began anew" not in capfd.readouterr().out
     left_by(1, tmp_path, leaves, keeps=keeps)
     assert ("began anew" in capfd.readouterr().out) == told
+
+
+class Turning(IterableDataset[tuple[Tensor, Tensor]]):
+    """Begins each epoch elsewhere: by its own count, or as it is told."""
+
+    def __init__(self, *, draws: bool = False) -> None:
+        self.epoch = 0
+        self._draws = draws
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        inputs, targets = points()
+        for place in range(len(inputs)):
+            at = (place + 7 * epoch) % len(inputs)
+            noise = torch.randn(5) if self._draws else torch.zeros(5)
+            yield inputs[at] + noise, targets[at]
+
+
+class Told(Turning):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize(
+    ("make", "stop", "told"),
+    [
+        (Turning, 10, "read again after a resume it gives other samples"),
+        (Turning, 14, "resumed, it begins epoch 3 with the samples of its first epoch"),
+        (Told, 10, ""),
+        (Told, 14, ""),
+        (lambda: Told(draws=True), 10, "read again after a resume it gives other samples"),
+    ],
+    ids=["within an epoch", "between epochs", "told within", "told between", "draws"],
+)
+def test_a_stream_that_gives_other_samples_once_resumed_is_told(
+    make: Callable[[], Turning],
+    stop: int,
+    told: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def body(group: Group, last: int | None) -> None:
+        flag = StopFlag(under_launcher=True)
+        with suppress(InterruptedTraining), session_on(group, tmp_path, flag=flag) as s:
+            net = s.model(nn.Sequential(nn.Dropout(0.1), nn.Linear(5, 2)))
+            s.optimizer(sgd(net))
+            batches = s.loader(make(), global_batch=BATCH)
+            for _ in s.epochs(3):
+                for batch in batches:
+                    inputs, targets = pair_of(batch)
+                    s.step(F.cross_entropy(net(inputs), targets))
+                    if s.engine.context.progress.state.step + 1 == last != 14:
+                        flag.name = "SIGTERM"
+                if s.engine.context.progress.state.step == last:
+                    flag.name = "SIGTERM"
+        s.engine.snapshots.flush()
+
+    run_ranks(1, body, stop)
+    assert "resume" not in capfd.readouterr().out
+    run_ranks(1, body, None)
+    out = capfd.readouterr().out
+    assert told in out
+    assert bool(told) == ("uninterrupted training" in out)

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import final
 
 import torch
 
+from paceline.data.loading.stream import StreamRecord, StreamSource
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
@@ -65,6 +67,35 @@ class LoopChecks(StepHook):
                 "variable that this follows from (a count of steps, the best figure) began anew "
                 "then: count by s.steps_done, and keep others by s.keep(best=...)"
             )
+
+
+@final
+class StreamChecks(StepHook):
+    """Has streams compared, once resumed, with what they gave before."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """Args:
+        warn: Called with what the user has to know.
+        """
+        self._warn = warn
+        self._sources: list[StreamSource] = []
+
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
+        """Look which loaders read streams, and tell these what they gave before."""
+        loaders = [each for each in components.loaders if isinstance(each, Loader)]
+        sources = [loader.source for loader in loaders if loader.served.is_stream]
+        self._sources = [source for source in sources if isinstance(source, StreamSource)]
+        records = saved.get("streams", [])
+        assert isinstance(records, list)  # as `state_dict` has it
+        for source, record in zip(self._sources, records, strict=False):
+            source.resume(StreamRecord(**record), self._warn)
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give what the streams have given, summed up."""
+        records = [asdict(source.record) for source in self._sources]
+        return {"streams": records} if records else {}
 
 
 @final

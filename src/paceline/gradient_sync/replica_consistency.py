@@ -58,11 +58,18 @@ class ReplicaConsistency:
 
     def compare(self, step: int) -> None:
         """Compare now. Collective; raises as `check`."""
+        self._compare(step, self._parameters())
+
+    def compare_rates(self, step: int) -> None:
+        """Compare the learning rates alone, which waits for no device; else as `compare`."""
+        self._compare(step, {})
+
+    def _compare(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         if self._group.world_size == 1:
             return
         # One row of hashes and learning rates from each worker; equal rows are all there is to
         # check.
-        parameters, rates = self._parameters(), _rates(self._optimizers)
+        rates = _rates(self._optimizers)
         rows = self._group.gather_rows(_row(parameters, rates))  # (world_size, K)
         if bool((rows == rows[0]).all()):
             return

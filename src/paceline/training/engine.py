@@ -289,7 +289,7 @@ class Engine:
                 if loader.plan is not plan:
                     plan = loader.plan
                     source = step_profiler.timed(loader.read(number, state.step_in_epoch))
-                    most = plan.micro_batch
+                    most = plan.most_at_once
                     whole = -1 if context.division.is_fixed else most  # else given in pieces
                 note.operation = "data"
                 if state.step >= step_profiler.next_sample:

@@ -260,6 +260,7 @@ class Session:
             self._context.division,
             None if served.is_stream else samples,
             shuffle=shuffles(served, shuffle),
+            batch_sizes=served.batch_sizes,
         )
         # The first loader drives the engine's steps; of a further one batches are only read.
         context, first = self._context, self._context.components.train_loader is None

@@ -145,6 +145,18 @@ def test_weights_that_drift_are_told_where_nobody_has_asked(
     assert "have drifted" not in capfd.readouterr().out
 
 
+def test_rates_that_come_to_differ_are_an_error_where_nobody_has_asked(tmp_path: Path) -> None:
+    """As those of a schedule that follows each worker's own figure."""
+
+    def on_rank_1(s: Session, model: nn.Module, step: int) -> None:
+        if s.rank == 1 and step == 7:
+            s.engine.context.components.optimizers[0].param_groups[0]["lr"] *= 0.1
+
+    found = trained(2, tmp_path, lambda: nn.Linear(5, 2), on_rank_1)
+    assert all("JobError after 7: after step 7 rank 0" in text for text in found)
+    assert all("learning rate differs" in text for text in found)
+
+
 def left_by(
     world_size: int, directory: Path, leaves: Callable[[Session, int], bool], *, keeps: bool = False
 ) -> list[str]:

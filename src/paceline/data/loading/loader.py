@@ -30,7 +30,14 @@ from paceline.data.loading.dataset_worker import (
 )
 from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.loading.sampled import SampledOrder
-from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
+from paceline.data.order import (
+    EpochPlan,
+    Indices,
+    StepShare,
+    own_shares,
+    plan_order,
+    plan_shares,
+)
 from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share
 from paceline.errors import InfrastructureError, PacelineError, UsageError
@@ -166,7 +173,8 @@ class LoaderSource(BatchSource):
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one part's contiguous share in order; raises as `train_batches`."""
-        samples = np.arange(len(self._dataset)) if self._order is None else self._order.first
+        order = self._order
+        samples = np.arange(len(self._dataset)) if order is None else order.first.indices
         return self._batches(_evaluation_work(samples, part, parts, batch_size))
 
     def describe(self) -> str:
@@ -197,8 +205,12 @@ class LoaderSource(BatchSource):
 
     def _training(self, plan: EpochPlan) -> Iterator[_Work]:
         if self._order is None:
-            return _training_work(plan, plan_order(plan, self.num_samples))
-        return _training_work(plan, self._order.of(plan.epoch), in_places=True)
+            order = plan_order(plan, self.num_samples)
+            return _training_work(plan, order, plan_shares(plan, len(order)))
+        drawn = self._order.of(plan.epoch)
+        order, bounds = drawn.indices, drawn.bounds
+        shares = plan_shares(plan, len(order)) if bounds is None else own_shares(plan, bounds)
+        return _training_work(plan, order, shares, in_places=True)
 
     def _batches(self, work: Iterator[_Work]) -> Iterator[Batch]:
         """Run one pass; a later pass of the same source ends this one."""
@@ -315,9 +327,11 @@ def _unchanged(batch: object) -> object:
     return batch
 
 
-def _training_work(plan: EpochPlan, order: Indices, *, in_places: bool = False) -> Iterator[_Work]:
+def _training_work(
+    plan: EpochPlan, order: Indices, shares: Iterator[StepShare], *, in_places: bool = False
+) -> Iterator[_Work]:
     """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
-    for found in plan_shares(plan, len(order)):
+    for found in shares:
         indices = order[found.start : found.stop]
         # Without samples of its own a worker reads the batch's first one as a stand-in.
         read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]

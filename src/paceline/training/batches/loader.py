@@ -111,7 +111,7 @@ class Loader(_Reader):
 
         The session's own order is another, the same on any number of workers.
         """
-        if self.served.order is not None:
+        if self.served.order is not None and not self.served.order.in_batches:
             return cast(Sampler[int], self.served.order.sampler)
         data = range(self.served.num_samples())
         return RandomSampler(data) if self.plan.shuffle else SequentialSampler(data)

@@ -102,9 +102,9 @@ class StreamChecks(StepHook):
 class ReplicaChecks(StepHook):
     """Compares the workers' weights every few steps, and when the training is over.
 
-    Raises a JobError where they have drifted apart. Where nobody has asked for it, they are
+    Raises a JobError where they have drifted apart. Where nobody has asked for it, weights are
     compared after the first epoch and at the end alone, and a difference is a warning: it may be
-    that of two kinds of GPUs.
+    that of two kinds of GPUs. Learning rates are compared after each epoch: they are the script's.
     """
 
     def __init__(
@@ -129,8 +129,11 @@ class ReplicaChecks(StepHook):
         self._drift.check(step)
 
     def end_epoch(self, row: EpochRow) -> None:
-        """Compare after the first epoch, where it isn't done every few steps."""
-        if self._warn is not None and not self._has_compared:
+        """Compare rates, and after the first epoch weights, where it isn't done every few steps."""
+        if self._warn is None:
+            return
+        self._drift.compare_rates(row.step)
+        if not self._has_compared:
             self._compare(row.step)
 
     def end_training(self, step: int) -> None:

@@ -149,7 +149,7 @@ def test_rates_that_come_to_differ_are_an_error_where_nobody_has_asked(tmp_path:
     """As those of a schedule that follows each worker's own figure."""
 
     def on_rank_1(s: Session, model: nn.Module, step: int) -> None:
-        if s.rank == 1 and step == 7:
+        if s.rank == 1 and step == 6:
             s.engine.context.components.optimizers[0].param_groups[0]["lr"] *= 0.1
 
     found = trained(2, tmp_path, lambda: nn.Linear(5, 2), on_rank_1)

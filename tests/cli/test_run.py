@@ -234,6 +234,7 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
     ("words", "message"),
     [
         ((), "the script is missing"),
+        (("-m", "package.module"), "started by `torchrun --nproc-per-node 2 -m PACKAGE.MODULE"),
         (("nowhere.py",), "there is no file nowhere.py"),
         (("own.py", "--optimizer", "adam"), "--optimizer"),
     ],

@@ -83,6 +83,12 @@ def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
     Raises:
         UsageError: There is none, or no such file.
     """
+    if "-m" in tokens:
+        raise UsageError(
+            "paceline run takes the file of a script. A module of a package (-m) is started by "
+            "`torchrun --nproc-per-node 2 -m PACKAGE.MODULE ...`, or by a file beside the package "
+            "that imports and calls its main function"
+        )
     for place, token in enumerate(tokens):
         if token.endswith(".py") and not token.startswith("-"):
             if not Path(token).expanduser().is_file():

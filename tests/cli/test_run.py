@@ -234,6 +234,7 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
     ("words", "message"),
     [
         ((), "the script is missing"),
+        (("-m", "package.module"), "started by `torchrun --nproc-per-node 2 -m PACKAGE.MODULE"),
         (("nowhere.py",), "there is no file nowhere.py"),
         (("--workers", "2", "-"), "can't come from standard input"),
         (("nowhere", "--workers", "2"), "there is no file nowhere. Usage: paceline run SCRIPT.py"),

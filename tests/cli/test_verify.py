@@ -200,6 +200,7 @@ def test_a_directory_that_cant_be_written(
             "as --workers 2",
         ),
         ("--nproc 2 -- torchrun -m train", "unknown option '--nproc'"),
+        ("-m package.module -- --lr 0.1", "a module (-m) is verified by the command"),
     ],
 )
 def test_usage_of_launching_commands(words: str, message: str, refusal: Callable[..., str]) -> None:

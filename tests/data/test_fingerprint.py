@@ -1,13 +1,16 @@
 """One line that tells two data sets apart."""
 
-from collections.abc import Iterator, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from paceline.data.fingerprint import data_fingerprint
+from paceline.data.fingerprint import data_fingerprint, describe_state
 from paceline.data.imagefolder import ImageEntry, ImageFolder
 from paceline.data.memory import TensorData, synthetic_images
 
@@ -89,3 +92,40 @@ def test_an_image_folder_by_names_and_sizes() -> None:
 def test_others_by_type_and_size_alone() -> None:
     assert data_fingerprint(Squares(1234)) == "Squares of 1,234 samples"
     assert data_fingerprint(Stream()) == "Stream"
+
+
+def curriculum() -> SimpleNamespace:
+    """Stand for a data set with what one may have in its attributes."""
+    held = SimpleNamespace(
+        level=0.5,
+        names=[str(number) for number in range(5000)],
+        weights=torch.ones(3),
+        order=np.arange(10),
+        shared=multiprocessing.Value("i", 0),
+        transform=SimpleNamespace(steps=[SimpleNamespace(p=0.1)]),
+    )
+    held.itself = held
+    return held
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: setattr(held, "level", 0.6),
+        lambda held: held.names.pop(),
+        lambda held: held.weights.mul_(2),
+        lambda held: setattr(held, "weights", torch.ones(3)),
+        lambda held: held.order.__setitem__(3, 0),
+        lambda held: setattr(held.shared, "value", 1),
+        lambda held: setattr(held.transform.steps[0], "p", 0.2),
+        lambda held: held.transform.steps.append(SimpleNamespace(p=0.1)),
+        lambda held: setattr(held, "further", None),
+    ],
+)
+def test_a_change_of_an_attribute_shows(change: Callable[[SimpleNamespace], object]) -> None:
+    held = curriculum()
+    data = SimpleNamespace(dataset=held)
+    before = describe_state(data)
+    assert describe_state(data) == before
+    change(held)
+    assert describe_state(data) != before

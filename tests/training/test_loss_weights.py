@@ -1,5 +1,6 @@
 """Losses that are means over something else than samples: as in a plain loop of one process."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
+from paceline.training.loss_weights import describe_weighted_mean
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
     EPOCHS,
     assert_weights,
+    entropy,
     net,
     pair_of,
     plain_loop,
@@ -164,3 +167,49 @@ def test_a_model_whose_gradients_are_all_sparse(tmp_path: Path) -> None:
     (moved,) = run_ranks(1, body)
     expected = torch.tensor([0.1, 0.2, 0.0, 0.1])[:, None].expand(4, 2)
     torch.testing.assert_close(moved, expected)
+
+
+CLASSES = torch.tensor([1.0, 2.0])
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def smoothed(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Sum two losses, one of them class-weighted."""
+    loss = nn.CrossEntropyLoss(CLASSES, label_smoothing=0.1)
+    total: Tensor = 0.1 * model(inputs).mean() + loss(model(inputs), targets)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("loss", "mean"),
+    [
+        (entropy, None),
+        (mean_of_counted, "the targets that it doesn't ignore: weight=(targets != ignore_index)"),
+        (lambda m, x, y: F.cross_entropy(m(x), y, weight=CLASSES), "the weights of its targets'"),
+        (smoothed, "the weights of its targets'"),
+        (lambda m, x, y: F.cross_entropy(m(x), y, weight=CLASSES, reduction="sum"), None),
+        (lambda m, x, y: F.mse_loss(m(x)[:, 0], y.float()), None),
+    ],
+)
+def test_what_a_loss_is_a_mean_over(loss: Loss, mean: str | None) -> None:
+    found = describe_weighted_mean(loss(net(), *points()))
+    assert (found or "").startswith(mean or "")
+    assert (found is None) == (mean is None)
+
+
+@pytest.mark.parametrize(("world_size", "told"), [(1, False), (2, True)])
+def test_a_loss_that_is_no_mean_over_samples_is_told_once(
+    world_size: int, told: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for batch in batches:
+                    inputs, targets = pair_of(batch)
+                    s.step(F.cross_entropy(model(inputs), targets, weight=CLASSES))
+
+    run_ranks(world_size, body)
+    assert capfd.readouterr().out.count("weight=class_weights[targets].sum()") == told

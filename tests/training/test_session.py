@@ -314,6 +314,20 @@ def model_late(s: Session) -> None:
     s.model(net())
 
 
+def lazy(s: Session) -> None:
+    s.model(nn.Sequential(nn.Tanh(), nn.LazyLinear(3)))
+
+
+def alone(s: Session) -> None:
+    s.optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1))
+    s.begin()
+
+
+def steps_of_a_loader(s: Session) -> None:
+    s.loader(TensorDataset(*points()), global_batch=8)
+    s.steps(5)
+
+
 def begin_twice(s: Session) -> None:
     s.begin()
     s.epochs(1)
@@ -323,6 +337,9 @@ MISUSES: dict[str, tuple[Misuse, str]] = {
     "late": (model_late, r"s.model\(...\) comes too late"),
     "early": (use_before, "within an epoch"),
     "twice": (use_twice, "iterated in this epoch already"),
+    "lazy": (lazy, r"1\.weight has no shape before the model's first forward pass"),
+    "alone": (alone, r"shape \(2,\)\): .* s\.model\(nn\.ParameterList\(\[parameter\]\)"),
+    "steps": (steps_of_a_loader, r"s\.epochs\(\):`, and end both by `if s\.steps_done >="),
     "begin": (begin_twice, "begun already"),
     "name": (lambda s: (s.model(net()), s.model(net())), "a model 'model' already"),
     "kept": (lambda s: (s.keep(Sums(), name="a"), s.keep(Sums(), name="a")), "'a' is in the"),

@@ -98,6 +98,9 @@ def test_means_over_unequal_numbers_of_items() -> None:
     assert [cause for cause, _ in found(first, other)] == ["other-start"]
     ranks[1][2] = Backward(1.2)
     assert [cause for cause, _ in found(ALONE, launch(*ranks))] == ["unknown"]
+    # A mean over all samples is never above those of all shares.
+    ranks[1][2] = Backward(0.9)
+    assert found(ALONE, launch(*ranks)) == [("across-samples", ("/gone/train.py:7",))]
 
 
 @pytest.mark.parametrize("after", [Backward(0.0), Combined()])

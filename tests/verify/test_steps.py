@@ -6,11 +6,19 @@ from paceline.verify.compare import compare, given_limits
 from paceline.verify.detectors.steps import (
     batchnorm_share,
     chance,
+    no_mean_over_samples,
     other_values,
     rate_apart,
-    weighed_alike,
 )
-from paceline.verify.events import Backward, Drawn, Event, Monitored, Normalised, PassEnded
+from paceline.verify.events import (
+    Backward,
+    Drawn,
+    Event,
+    ModelBuilt,
+    Monitored,
+    Normalised,
+    PassEnded,
+)
 from paceline.verify.finding import Case
 from paceline.verify.trace import Trace, collect_trace
 from tests.verify.made import begun, stepped
@@ -79,7 +87,7 @@ def test_losses_that_barely_differ_before_anything_is_learned(whole: float, accu
             for sample, loss in (("1", 3.20044), ("2", 3.23806))
         ]
     )
-    assert bool(list(weighed_alike(case_of(first, other, 1e-3)))) == accused
+    assert bool(list(no_mean_over_samples(case_of(first, other, 1e-3)))) == accused
 
 
 def seen_twice(looks: tuple[str, str], gradient: float) -> Trace:
@@ -100,3 +108,28 @@ def test_values_that_follow_the_workers_and_not_chance(
 ) -> None:
     case = case_of(seen_twice(first, 1.0), seen_twice(("c", "c"), gradient), 1e-3)
     assert [(f.cause, f.step) for f in other_values(case)] == [("other-values", 0)] * accused
+
+
+@pytest.mark.parametrize(
+    ("losses", "cause"),
+    [((1.0, 4.0), []), ((1.0, 4.1), ["weighed-alike"]), ((1.0, 1.9), ["across-samples"])],
+)
+def test_a_sessions_losses_count_by_their_samples(
+    losses: tuple[float, float], cause: list[str]
+) -> None:
+    """Of three samples, 2 + 1: their mean is 2."""
+    first = collect_trace([[Drawn(-1, 0, ("1", "2", "3"), ()), Backward(2.0), stepped(1.0)]])
+    ranks = zip((("1", "2"), ("3",)), losses, (4 / 3, 2 / 3), strict=True)
+    other = collect_trace(
+        [
+            [
+                ModelBuilt({}, {}, "session"),
+                Drawn(-1, 0, samples, ()),
+                Backward(loss, weight),
+                stepped(1.1),
+            ]
+            for samples, loss, weight in ranks
+        ]
+    )
+    found = list(no_mean_over_samples(case_of(first, other, 1e-3)))
+    assert [str(finding.cause) for finding in found] == cause

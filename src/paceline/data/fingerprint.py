@@ -1,8 +1,17 @@
-"""What a data set is, in one line: compared between workers, so that all train on the same."""
+"""What a data set is, in one line: compared between workers, so that all train on the same.
+
+And what its attributes hold: compared between epochs, so that none reads what is out of date.
+"""
 
 import hashlib
-from collections.abc import Sized
+import random
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sized
+from itertools import islice
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -13,6 +22,10 @@ from paceline.data.protocols import Fingerprinted
 _SAMPLED = 64
 """Samples whose content is hashed: a few spread over the data set tell two of them apart."""
 _SHOWN = 12
+_MOST_ITEMS = 1000
+"""Of a list or dictionary that is looked at whole."""
+_MOST_LOOKS = 20_000
+"""Values that are looked at: some milliseconds."""
 
 
 def data_fingerprint(data: object) -> str:
@@ -52,3 +65,51 @@ def _of_tensors(*tensors: Tensor) -> str:
             content = tensor.cpu().contiguous().flatten().view(torch.uint8)
             digest.update(content.numpy().tobytes())
     return digest.hexdigest()[:_SHOWN]
+
+
+def describe_state(data: object) -> tuple[object, ...]:
+    """List what a data set's attributes hold, so that two lists differ where it has changed.
+
+    Attributes of what it holds (a wrapped data set, a transform) are listed as well. Plain values
+    count by what they are, tensors and arrays by where they lie, by a few elements and by the
+    changes that torch counts, long lists by their length and some items. Nothing is read by item.
+
+    Args:
+        data: Any data set.
+    """
+    return tuple(islice(_looks(data), _MOST_LOOKS))
+
+
+def _looks(data: object) -> Iterator[object]:
+    waiting, seen = [data], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or isinstance(value, str | bytes | int | float | complex):
+            yield value
+            continue
+        yield type(value).__name__
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield value.data_ptr() if value.layout == torch.strided else id(value)
+            yield 0 if value.is_inference() else value._version
+        elif isinstance(value, np.ndarray):
+            some = value.flat[:: max(1, value.size // _SAMPLED)] if value.dtype != object else None
+            yield id(value)
+            yield 0 if some is None else zlib.crc32(some.tobytes())
+        elif isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+            yield len(value)
+            parts = _flat(value) if isinstance(value, Mapping) else list(value)
+            step = 1 if len(parts) <= _MOST_ITEMS else len(parts) // _SAMPLED
+            waiting += parts[::step]
+        elif type(value).__module__.startswith(("multiprocessing", "ctypes")):
+            yield getattr(value, "value", None)  # multiprocessing.Value: shared, and set anew
+        elif isinstance(value, type | random.Random) or not hasattr(value, "__dict__"):
+            yield id(value)
+        else:
+            waiting += _flat(vars(value))
+
+
+def _flat(named: Mapping[Any, object]) -> list[object]:
+    return [*named.keys(), *named.values()]  # no pairs: an object made here has no identity to keep

@@ -4,6 +4,7 @@ The global order of an epoch doesn't know how many workers there are; a worker t
 contiguous share of every global batch. Nothing is padded, nothing is lost.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -169,14 +170,30 @@ def plan_shares(plan: EpochPlan, num_samples: int) -> Iterator[StepShare]:
 
 def step_shares(plan: EpochPlan, num_samples: int, step: int) -> list[StepShare]:
     """List the parts of one step that have samples; the first alone where none has any."""
+    start = step * plan.global_batch
+    return batch_shares(plan, start, max(0, min(plan.global_batch, num_samples - start)))
+
+
+def batch_shares(plan: EpochPlan, start: int, total: int) -> list[StepShare]:
+    """List the same of a batch that begins at a place and has a number of samples of its own."""
     listed = []
     for part in range(plan.part, plan.part + plan.count):
-        found = step_share(num_samples, step, plan.global_batch, part, plan.parts, plan.bounds)
-        found.last = False
-        listed.append(found)
+        begin, end = cut(total, part, plan.parts, plan.bounds)
+        listed.append(StepShare(start + begin, start + end, start, total, part, last=False))
     kept = [found for found in listed if found.start < found.stop] or listed[:1]
     kept[-1].last = True
     return kept
+
+
+def own_shares(plan: EpochPlan, bounds: Indices) -> Iterator[StepShare]:
+    """List what is gone through in an epoch whose batches have sizes of their own.
+
+    Args:
+        plan: From its `first_step` on.
+        bounds: (steps + 1,): where each batch begins, and the last one's end.
+    """
+    for start, stop in itertools.pairwise(bounds[plan.first_step :].tolist()):
+        yield from batch_shares(plan, start, stop - start)
 
 
 def _check_part(part: int, parts: int) -> None:

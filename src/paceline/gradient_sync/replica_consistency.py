@@ -35,7 +35,7 @@ class ReplicaConsistency:
     ) -> None:
         """Args:
         group: The workers.
-        every: Steps between two comparisons; 0 for never.
+        every: Steps between two comparisons by `check`; 0 for none.
         parameters: Names what has to be the same; asked anew each time.
         optimizers: Whose learning rates have to be; may still grow.
         """
@@ -57,12 +57,19 @@ class ReplicaConsistency:
             self.compare(step)
 
     def compare(self, step: int) -> None:
-        """Compare now, unless it is never done. Collective; raises as `check`."""
-        if not self._every or self._group.world_size == 1:
+        """Compare now. Collective; raises as `check`."""
+        self._compare(step, self._parameters())
+
+    def compare_rates(self, step: int) -> None:
+        """Compare the learning rates alone, which waits for no device; else as `compare`."""
+        self._compare(step, {})
+
+    def _compare(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        if self._group.world_size == 1:
             return
         # One row of hashes and learning rates from each worker; equal rows are all there is to
         # check.
-        parameters, rates = self._parameters(), _rates(self._optimizers)
+        rates = _rates(self._optimizers)
         rows = self._group.gather_rows(_row(parameters, rates))  # (world_size, K)
         if bool((rows == rows[0]).all()):
             return
@@ -128,7 +135,8 @@ def _message(
     return (
         f"{when} {who} {verb} drifted {from_whom}: {shown}{rest} "
         f"{'differs' if len(listed) == 1 else 'differ'} in their bits. Either the script changes "
-        "weights or rates on some ranks alone, or a device computes wrongly. The newest snapshot "
+        "weights or rates on some ranks alone (by random numbers or figures that each rank has for "
+        "itself, say), or a device computes wrongly. The newest snapshot "
         f"may be from before: see `paceline resume`, and {remedy} if it happens again"
     )
 

@@ -71,6 +71,17 @@ class Components:
         """Put the weights that are evaluated into the models for a block. Local to the worker."""
         return nullcontext() if self.average is None else self.average.in_place()
 
+    def keep(self, name: str, kept: Stateful, *, per_worker: bool) -> None:
+        """Have a state of the script's own in the snapshots: the training's, or each worker's.
+
+        Raises:
+            UsageError: The name is taken.
+        """
+        if name in self.stateful() or name in self.per_part.objects:
+            raise UsageError(f"{name!r} is in the snapshots already: give it another name")
+        place = self.per_part.objects if per_worker else self.others
+        place[name] = kept
+
     def check_name(self, name: str) -> None:
         """Refuse a name that a further model can't have.
 
@@ -114,7 +125,9 @@ class Components:
             if strange:
                 raise UsageError(
                     f"the {type(optimizer).__name__} updates parameters of no model of this "
-                    f"session (one has the shape {strange[0]}): take their model in by s.model(...)"
+                    f"session (one has the shape {strange[0]}): take their model in by "
+                    "s.model(...); where it is a parameter by itself, "
+                    "s.model(nn.ParameterList([parameter]), name='...')"
                 )
 
     def have_synced_batchnorm(self) -> bool:
@@ -191,6 +204,7 @@ def place_model(
         UsageError: The same bits are asked for, and a layer can't give them there; or the workers
             would come to have other weights.
     """
+    _refuse_uninitialised(module)
     if group.world_size > 1:
         _refuse_renormalising(module)
     if group.device.type == "cuda" and refuses_nondeterministic():
@@ -202,6 +216,17 @@ def place_model(
         by_sum = group.has_few_operations or group.backend == "gloo"
         return synchronise_batchnorm(module, group.device, by_sum=by_sum)
     return module
+
+
+def _refuse_uninitialised(module: nn.Module) -> None:
+    """Refuse lazy layers whose shapes nobody knows yet: the workers' weights can't be alike."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise UsageError(
+                f"{name} has no shape before the model's first forward pass (a lazy layer): pass a "
+                "batch through the model before s.model(...) or s.prepare(...): "
+                "model(next(iter(train))[0])"
+            )
 
 
 def _refuse_renormalising(module: nn.Module) -> None:

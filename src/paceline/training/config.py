@@ -1,7 +1,7 @@
 """All options of a training, each component's in its own dataclass; and what a worker is handed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -136,6 +136,29 @@ def training_options() -> Mapping[str, OptionField]:
                 raise TypeError(f"two components have an option {option.name!r}")
             listed[option.name] = replace(option, is_basic=option.name in _BASIC)
     return listed
+
+
+def compare_given(
+    config: TrainConfig, given: Collection[str], name: str, value: OptionValue
+) -> None:
+    """Compare what a script says of an option with what the command line says.
+
+    Args:
+        config: The options as they are settled.
+        given: Names of those that the command line or the environment gave.
+        name: Of the option.
+        value: What the script says.
+
+    Raises:
+        UsageError: They disagree.
+    """
+    settled = config.settings()[name]
+    if name in given and settled != value:
+        raise UsageError(
+            f"the script has {name}={value}, and the command line or the environment says "
+            f"{settled}: leave it out in one of the two places, or put what is meant for the "
+            "script after --"
+        )
 
 
 def merge(

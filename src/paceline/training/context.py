@@ -43,6 +43,17 @@ class OpenStep:
 
 @final
 @dataclass(kw_only=True)
+class ScriptLoop:
+    """What this worker knows of the script's own loop; other workers may know otherwise."""
+
+    has_left: bool = False
+    """Whether it has left its loop over epochs or steps before the end, by `break` say."""
+    asks_for_steps: bool = False
+    """Whether it has asked how many steps the whole training has done."""
+
+
+@final
+@dataclass(kw_only=True)
 class TrainingContext:
     """A training on this worker.
 
@@ -89,6 +100,7 @@ class TrainingContext:
     """Options of an optimizer that hold as they are now, whatever a snapshot says."""
     replicas: list[Replica] = field(default_factory=list)
     """What takes part in the models' forward and backward passes."""
+    script: ScriptLoop = field(default_factory=ScriptLoop)
     step: OpenStep = field(default_factory=OpenStep)
 
     def announce(self, line: str, **derived: object) -> None:

@@ -289,7 +289,7 @@ class Engine:
                 if loader.plan is not plan:
                     plan = loader.plan
                     source = step_profiler.timed(loader.read(number, state.step_in_epoch))
-                    most = plan.micro_batch
+                    most = plan.most_at_once
                     whole = -1 if context.division.is_fixed else most  # else given in pieces
                 note.operation = "data"
                 if state.step >= step_profiler.next_sample:
@@ -341,7 +341,7 @@ class Engine:
         if batch is None:
             return self._backward_alone(loss, weight, more=more)
         # Gradients are complete with the last backward pass of the last piece (`batch.last`).
-        if weight is None and self.losses.sums is None:
+        if weight is None and self.losses.is_plain:
             self.sync.backward(loss, batch, more=more)
         else:
             loss = self.losses.backward(loss, batch, weight, more=more)

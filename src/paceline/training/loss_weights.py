@@ -1,9 +1,11 @@
 """Losses that are means over something else than samples: tokens, pixels, what collates keep."""
 
+from collections import deque
 from typing import final
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from paceline.data.batch import Batch
 from paceline.distributed.device import widest_float
@@ -13,6 +15,45 @@ from paceline.training.sync.base import GradientSync
 
 Weight = Tensor | float | None
 """Over how many things a loss is a mean; None where it is over samples."""
+
+
+_NODES = 100
+"""Of a loss's graph that are looked at: those near its end."""
+_MEAN = 1
+"""torch's number for reduction="mean"."""
+
+
+def describe_weighted_mean(loss: Tensor) -> str | None:
+    """Say what a loss is a mean over, and what would tell it, where that is seen not to be samples.
+
+    Args:
+        loss: Before its backward pass.
+    """
+    waiting = deque([loss.grad_fn])
+    for _ in range(_NODES):
+        node = waiting.popleft() if waiting else None
+        if node is None:
+            continue
+        if node.name().startswith("NllLoss") and (found := _describe_nll(node)):
+            return found
+        waiting.extend(before for before, _ in node.next_functions)
+    return None
+
+
+def _describe_nll(node: Node) -> str | None:
+    """Look at torch's negative log likelihood, which cross entropy ends with."""
+    # What a node has saved are attributes that torch makes for each kind of node.
+    reduction, weight, total, targets = (
+        getattr(node, f"_saved_{name}", None)
+        for name in ("reduction", "weight", "total_weight", "target")
+    )
+    if reduction != _MEAN or not isinstance(total, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if weight is not None:
+        return "the weights of its targets' classes: weight=class_weights[targets].sum()"
+    if int(total) != targets.numel():
+        return "the targets that it doesn't ignore: weight=(targets != ignore_index).sum()"
+    return None
 
 
 @final
@@ -32,8 +73,14 @@ class LossWeights:
         """
         self._context = context
         self._sync = sync
+        self._has_looked = context.division.parts == 1
         self.sums: Tensor | None = None
         """(parts,), of `widest_float`: the open step's weights; None before the first one."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a loss without a weight needs nothing but its backward pass."""
+        return self.sums is None and self._has_looked
 
     def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
         """Run a backward pass. Collective as that of the `GradientSync`.
@@ -57,6 +104,7 @@ class LossWeights:
                     "a loss without weight=... in a step whose other losses have one: give each "
                     "batch its weight, or none"
                 )
+            self._look(loss)
             self._sync.backward(loss, batch, more=more)
             return loss
         self._check(more=more or self._context.step.loss_before is not None)
@@ -71,6 +119,16 @@ class LossWeights:
         if batch is None or batch.last:
             self._combine(self._context.group.world_size if batch is None else batch.total)
         return loss
+
+    def _look(self, loss: Tensor) -> None:
+        """Say once, of the first loss, that it is no mean over samples, where that can be seen."""
+        if not self._has_looked and (found := describe_weighted_mean(loss)):
+            self._context.optimizer_step.report(
+                f"the loss is a mean over {found.partition(':')[0]}, which each worker or shard "
+                "has another amount of: the training depends on their number, unless "
+                f"s.step(loss, ...) or s.backward(loss, ...) has{found.partition(':')[2]}"
+            )
+        self._has_looked = True
 
     def _check(self, *, more: bool) -> None:
         if more:

@@ -32,10 +32,11 @@ from paceline.training.batches.sources import (
     shuffles,
 )
 from paceline.training.components import forward_of, place_model, takes_channels_last
-from paceline.training.config import TrainConfig
+from paceline.training.config import TrainConfig, compare_given
 from paceline.training.cuda_graphs import graphed
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
+from paceline.training.gathering import gathered
 from paceline.training.snapshots.script_state import KeptValues, Stateful, check_given
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -218,11 +219,7 @@ class Session:
         self._before_begin("s.keep")
         check_given(part, name, values)
         kept, components = KeptValues(values) if part is None else part, self._context.components
-        called = name or ", ".join(values)
-        if called in components.stateful() or called in components.per_part.objects:
-            raise UsageError(f"{called!r} is in the snapshots already: give it another name")
-        place = components.per_part.objects if per_worker else components.others
-        place[called] = kept
+        components.keep(name or ", ".join(values), kept, per_worker=per_worker)
         return kept
 
     def loader(
@@ -263,6 +260,7 @@ class Session:
             self._context.division,
             None if served.is_stream else samples,
             shuffle=shuffles(served, shuffle),
+            batch_sizes=served.batch_sizes,
         )
         # The first loader drives the engine's steps; of a further one batches are only read.
         context, first = self._context, self._context.components.train_loader is None
@@ -336,6 +334,9 @@ class Session:
         self.is_in_loop = True
         try:
             yield from turns
+        except GeneratorExit:
+            self._context.script.has_left = True
+            raise
         finally:
             self.is_in_loop = False
 
@@ -355,7 +356,7 @@ class Session:
         if self._context.components.train_loader is not None:
             raise UsageError(
                 "s.steps() is for a loop without a training loader: put the loop over the loader "
-                "into `for epoch in s.epochs():`"
+                "into `for epoch in s.epochs():`, and end both by `if s.steps_done >= ...: break`"
             )
         self._begin()
         return self._loop(self.engine.free_steps(count))
@@ -380,6 +381,7 @@ class Session:
     @property
     def steps_done(self) -> int:
         """Updates of the whole training until now, those before a resume included."""
+        self._context.script.asks_for_steps = True
         done = self._context.progress.state.step
         return done + (self._context.step.updated == done)  # the open step's, where it has been
 
@@ -524,6 +526,16 @@ class Session:
         self.engine.before_collective("s.barrier()")
         self._context.group.barrier()
 
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Put the workers' rows of a batch into one tensor, in its order. Collective.
+
+        Gradients pass through it: each worker computes a loss that compares samples over them all.
+
+        Args:
+            tensor: (N, ...), a row for each of this worker's samples, or as many for each.
+        """
+        return gathered(tensor, self._context)
+
     def sum(self, value: Tensor | float) -> Tensor:
         """Add a number or a tensor up over all workers. Collective.
 
@@ -578,23 +590,10 @@ class Session:
         return open_source
 
     def _settle(self, name: str, value: Value) -> Value:
-        """Compare what the script says with what the command line says.
-
-        Raises:
-            UsageError: They disagree.
-        """
-        settled = self.config.settings()[name]
-        if name in self._given and settled != value:
-            raise UsageError(
-                f"the script has {name}={value}, and the command line or the environment says "
-                f"{settled}: leave it out in one of the two places, or put what "
-                "is meant for the script after --"
-            )
+        compare_given(self.config, self._given, name, value)
         return value
 
     def _before_begin(self, call: str) -> None:
         if self.engine.begun:
-            raise UsageError(
-                f"{call}(...) comes too late: the training has begun. Register models, optimizers "
-                "and loaders before s.epochs() or s.begin()"
-            )
+            late = f"{call}(...) comes too late: the training has begun. Register models, "
+            raise UsageError(f"{late}optimizers and loaders before s.epochs() or s.begin()")

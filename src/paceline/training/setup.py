@@ -26,7 +26,12 @@ from paceline.training.hooks.compile_choice import CompileChoice
 from paceline.training.hooks.graph_choice import GraphChoice
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
-from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
+from paceline.training.hooks.step_checks import (
+    LoopChecks,
+    ReplicaChecks,
+    ReproducibilityChecks,
+    StreamChecks,
+)
 from paceline.training.loss_weights import LossWeights
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.gpu_monitor import GpuMonitor
@@ -40,7 +45,12 @@ from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import StopFlag
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.buffer_averaging import BufferAverager
-from paceline.training.sync.validation import check_every, method_of, refuse_backend
+from paceline.training.sync.validation import (
+    check_every,
+    has_alike_weights,
+    method_of,
+    refuse_backend,
+)
 
 
 def _quiet(engine: Engine) -> None:
@@ -216,6 +226,9 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     config, group, say = context.config, context.group, context.console
     components = context.components
     agree = None if context.shared else group.broadcast_text
+    warn = say.warn if group.rank == 0 else _nothing
+    yield LoopChecks(context, warn)
+    yield StreamChecks(warn)
     if context.scaler is not None:
         yield context.optimizer_step
     if overrides(sync, GradientSync, "after_step"):
@@ -224,10 +237,10 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         allowed = config.compute.allow_different_hardware
         numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
         yield ReproducibilityChecks(numerics, agree)
-    if every := check_every(config):
-        yield ReplicaChecks(
-            ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
-        )
+    every = check_every(config)
+    if every or has_alike_weights(config):
+        drift = ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
+        yield ReplicaChecks(drift, None if every else warn)
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.progress, group, most, say.say)

@@ -19,7 +19,8 @@ from paceline.files import storing, write_json
 from paceline.launch.errors.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
 from paceline.results.run_directory import RunDirectory
-from paceline.training.batches.plan import describe_oversized
+from paceline.training.batches.loader import Loader
+from paceline.training.batches.plan import describe_oversized, describe_unlike_shares
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
 from paceline.training.job import Job
@@ -150,6 +151,9 @@ def announce(engine: Engine, request: TrainRequest) -> None:
         plan = context.progress.plan
         if plan is not None and (oversized := describe_oversized(plan)):
             context.console.warn(oversized)
+        loaders = [each for each in context.components.loaders if isinstance(each, Loader)]
+        if unlike := describe_unlike_shares([loader.plan for loader in loaders]):
+            context.console.warn(unlike)
         if context.components.unseeded and not context.progress.state.step:
             context.console.warn(unseeded_line(context.components.unseeded))
 

@@ -30,6 +30,7 @@ class Cause(StrEnum):
     GRADIENT_FACTOR = "gradient-factor"
     MEAN_OF_MEANS = "mean-of-means"
     WEIGHED_ALIKE = "weighed-alike"
+    ACROSS_SAMPLES = "across-samples"
     CLIPPED_EARLY = "clipped-early"
     BATCHNORM_SHARE = "batchnorm-share"
     SAME_DROPOUT = "same-dropout"

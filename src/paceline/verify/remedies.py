@@ -127,6 +127,14 @@ ADVICE: Mapping[Cause, Advice] = {
         "count = all_reduce(SUM) of the items on all ranks, then "
         "(sum_of_losses * world_size / count).backward()",
     ),
+    Cause.ACROSS_SAMPLES: Advice(
+        "a loss over pairs or ranks of samples (contrastive, triplets) finds fewer of them in a "
+        "rank's share than in the batch",
+        "embeddings, labels = s.gather(embeddings), s.gather(labels) before the loss: those of all "
+        "workers, with their gradients",
+        "torch.distributed.nn.functional.all_gather(embeddings): those of all ranks, with their "
+        "gradients",
+    ),
     Cause.CLIPPED_EARLY: Advice(
         "the norm of a part isn't that of the whole: how much is cut off follows the number of "
         "parts",

@@ -44,6 +44,7 @@ _KINDS: Mapping[Cause, Sequence[str]] = {
     Cause.GRADIENT_FACTOR: ("collective", "loss", "backward"),
     Cause.MEAN_OF_MEANS: ("loss", "backward"),
     Cause.WEIGHED_ALIKE: ("loss", "backward"),
+    Cause.ACROSS_SAMPLES: ("loss", "backward"),
     Cause.CLIPPED_EARLY: ("clip",),
     Cause.BATCHNORM_SHARE: ("batchnorm",),
     Cause.SAME_DROPOUT: ("seed",),

@@ -163,7 +163,7 @@ def _search(case: Case) -> Iterator[Finding]:
     if not _explained(found):
         found += samples.other_samples(case)
     if not _explained(found):
-        found += steps.weighed_alike(case)
+        found += steps.no_mean_over_samples(case)
     if not _explained(found):
         found += steps.other_values(case)
     if not _explained(found):

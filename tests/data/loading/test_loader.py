@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import Subset, get_worker_info
 
 from paceline.data.batch import Batch
 from paceline.data.loading.loader import LoaderSource
@@ -34,6 +36,21 @@ class Noisy:
             with self.log.open("a") as file:
                 file.write(f"{index}\n")
         return torch.tensor([index, random.random(), float(torch.rand(()))]), index % 7
+
+
+class Levelled(Noisy):
+    """Items are what an attribute of an attribute says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = SimpleNamespace(level=0.0)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor(self.transform.level), index
+
+
+def pids() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
 
 
 class Doing(Noisy):
@@ -145,6 +162,37 @@ def test_processes_are_kept_and_ended() -> None:
         assert set(multiprocessing.active_children()) - before == started
         assert len(started) == 2
     assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize("loader_workers", [0, 2])
+def test_what_a_script_changes_of_its_data_set_between_epochs_is_read(loader_workers: int) -> None:
+    """As with a DataLoader that starts its processes anew for each epoch, PyTorch's default."""
+    data = Levelled()
+    wrapped: Subset[object] = Subset(data, range(20))  # type: ignore[arg-type]  # it is map-style
+    with closing(LoaderSource(wrapped, loader_workers=loader_workers)) as source:
+        seen = []
+        for epoch in range(3):
+            data.transform.level = float(epoch)
+            batches = list(source.train_batches(plan(epoch=epoch)))
+            source.read_ahead(plan(epoch=epoch + 1))
+            seen.append({float(level) for batch in batches for level in batch.inputs})
+        assert seen == [{0.0}, {1.0}, {2.0}]
+        # What hasn't changed is read by the same processes.
+        before = pids()
+        assert len(list(source.train_batches(plan(epoch=3)))) == 4
+        assert pids() == before
+        assert len(before) == loader_workers
+
+
+def test_a_loader_process_is_set_up_by_the_scripts_own_function() -> None:
+    def begin(worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        info.dataset.transform.level = 10.0 + worker_id  # type: ignore[attr-defined]  # the user's own
+
+    with closing(LoaderSource(Levelled(), loader_workers=1, worker_init=begin)) as source:
+        batches = list(source.train_batches(plan()))
+    assert {float(level) for batch in batches for level in batch.inputs} == {10.0}
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])

@@ -3,7 +3,7 @@ import pytest
 from paceline.data.options import DataOptions
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
-from paceline.training.batches.plan import make_plan
+from paceline.training.batches.plan import describe_unlike_shares, make_plan
 
 
 def test_a_batch_is_shared_evenly_and_the_last_one_kept() -> None:
@@ -40,3 +40,23 @@ def test_what_cant_be_cut(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         make_plan(options, Division.of(None, world_size), samples)
+
+
+@pytest.mark.parametrize(
+    ("workers", "batches", "told"),
+    [
+        (2, (8, 12), None),
+        (3, (8, 12), "shared by 3 workers as 3 + 3 + 2 and as 4 + 4 + 4"),
+        (3, (8, 8), None),
+        (3, (8, 16), "as 3 + 3 + 2 and as 6 + 5 + 5"),
+        (3, (8,), None),
+    ],
+)
+def test_loaders_whose_batches_are_shared_unalike(
+    workers: int, batches: tuple[int, ...], told: str | None
+) -> None:
+    division = Division.of(None, workers)
+    plans = [make_plan(DataOptions(global_batch=batch), division, 100) for batch in batches]
+    found = describe_unlike_shares(plans)
+    assert (found is None) == (told is None)
+    assert (told or "") in (found or "")

@@ -1,9 +1,12 @@
 """What a script hands over as data, and what becomes of it."""
 
+import itertools
+import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -102,21 +105,38 @@ def fixed() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
+class Buckets(Sampler[list[int]]):
+    """Batches of unequal sizes, one of a single sample, in another order in each epoch."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(3)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start = self._random.randrange(5)  # so that other epochs' largest batch is larger
+        cuts = [start, start + 1, start + 9, start + 14, 30, 50 - start]
+        batches = [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
+        self._random.shuffle(batches)
+        return iter(batches)
+
+
+SAMPLERS: dict[str, Callable[[], Sampler[Any]]] = {
     "weighted": lambda: WeightedRandomSampler([1.0, 3.0] * 25, 21, generator=fixed()),
     "subset": lambda: SubsetRandomSampler(range(10, 31), generator=fixed()),
     "few": lambda: RandomSampler(range(50), num_samples=21, generator=fixed()),
     "with replacement": lambda: RandomSampler(range(50), replacement=True, generator=fixed()),
     "own": Turning,
     "by epoch": ByEpoch,
+    "batches": Buckets,
 }
 
 
-def loader_of(sampler: Sampler[int]) -> DataLoader[object]:
+def loader_of(sampler: Sampler[Any]) -> DataLoader[object]:
+    if isinstance(sampler, Buckets):
+        return DataLoader(TensorDataset(torch.arange(50.0)), batch_sampler=sampler)
     return DataLoader(TensorDataset(torch.arange(50.0)), batch_size=8, sampler=sampler)
 
 
-def plain_batches(sampler: Sampler[int], epochs: int) -> list[list[float]]:
+def plain_batches(sampler: Sampler[Any], epochs: int) -> list[list[float]]:
     """What a plain loop goes through."""
     loader, listed = loader_of(sampler), []
     for epoch in range(epochs):
@@ -258,18 +278,17 @@ def test_a_sample_that_is_drawn_twice_is_changed_twice() -> None:
     assert torch.equal(batches[0], batches[1])  # type: ignore[arg-type]
 
 
-class Buckets(Sampler[list[int]]):
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([[1], [2, 3]])
-
-
 POINTS = TensorDataset(*points())
 REFUSED: dict[str, Callable[[], DataLoader[object]]] = {
     "DistributedSampler shares samples between workers": lambda: DataLoader(
         POINTS, batch_size=8, sampler=DistributedSampler(POINTS, num_replicas=2, rank=0)
     ),
-    "no batch_size": lambda: DataLoader(POINTS, batch_size=None),
-    "batch_sampler of its own": lambda: DataLoader(POINTS, batch_sampler=Buckets()),
+    "its data set gives whole batches": lambda: DataLoader(POINTS, batch_size=None),
+    "the list gives no batch": lambda: DataLoader(POINTS, batch_sampler=[]),
+    "made by a list": lambda: DataLoader(
+        synthetic_images(4, 1, 8, 8, 2, seed=0),  # type: ignore[arg-type]
+        batch_sampler=[[1, 2]],
+    ),
     "gives whole batches": lambda: DataLoader(Stream(20), batch_size=None),
     "images can't be": lambda: DataLoader(
         synthetic_images(4, 1, 8, 8, 2, seed=0),  # type: ignore[arg-type]

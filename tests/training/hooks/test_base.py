@@ -25,7 +25,12 @@ from paceline.training.hooks.graph_choice import GraphChoice
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
-from paceline.training.hooks.step_checks import ReplicaChecks, ReproducibilityChecks
+from paceline.training.hooks.step_checks import (
+    LoopChecks,
+    ReplicaChecks,
+    ReproducibilityChecks,
+    StreamChecks,
+)
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import TimedSync
 from paceline.training.snapshots.train_state import TrainState
@@ -47,6 +52,8 @@ TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     GraphChoice: {"cuda_graphs": "auto"},
     LoadBalancer: {"balance": True},
     MetricsLogger: {},
+    LoopChecks: {},
+    StreamChecks: {},
     ReplicaChecks: {"check_every": 2},
     ReproducibilityChecks: {"shards": 2},
     OptimizerStep: {"precision": "fp16"},

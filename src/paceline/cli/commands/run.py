@@ -80,6 +80,12 @@ def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
     Raises:
         UsageError: There is none, or it is no file.
     """
+    if "-m" in tokens:
+        raise UsageError(
+            "paceline run takes the file of a script. A module of a package (-m) is started by "
+            "`torchrun --nproc-per-node 2 -m PACKAGE.MODULE ...`, or by a file beside the package "
+            "that imports and calls its main function"
+        )
     for place, token in enumerate(tokens):
         is_first = place == 0 and names_something(tokens)  # it needs no .py
         if is_first or (token.endswith(".py") and not token.startswith("-")):

@@ -131,6 +131,11 @@ def main(tokens: Sequence[str]) -> int:
 def _read(tokens: Sequence[str]) -> VerifyRequest:
     """Read the command line."""
     own, script_args = part_script_args(tokens)
+    if "-m" in own:
+        raise UsageError(
+            "a module (-m) is verified by the command that starts it, after --: `paceline verify "
+            "-- torchrun --nproc-per-node 2 -m PACKAGE.MODULE ...`"
+        )
     names_script = any(word.endswith(".py") for word in own)
     if "--" in tokens and not names_script and not names_something(own):
         return _read_command(own, read_launch_command(script_args))

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 import torch.multiprocessing
+from torch.utils.data import get_worker_info
 
 from paceline.data.protocols import MapDataset
 from paceline.data.splitmix import Domain, derive_key
@@ -25,6 +26,7 @@ from paceline.errors import DataError, InfrastructureError, PacelineError
 from paceline.launch.process_tree import note_sharing
 
 Collate = Callable[[list[object]], object]
+WorkerInit = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class SeededItems:
         dataset: The user's.
         collate: Makes a batch of a list of items.
         """
-        self._dataset = dataset
+        self.dataset = dataset
         self._collate = collate
 
     def __getitems__(self, request: ItemRequest) -> object:
@@ -79,7 +81,7 @@ class SeededItems:
 
     def _read(self, request: ItemRequest) -> list[object]:
         together: Callable[[list[int]], Sequence[object]] | None
-        together = getattr(self._dataset, "__getitems__", None)
+        together = getattr(self.dataset, "__getitems__", None)
         if together is not None:
             _seed_generators(Domain.ITEM, request.seed, request.epoch, request.seeds[0])
             with _errors_named(f"the samples {shorten(request.indices)}"):
@@ -88,7 +90,7 @@ class SeededItems:
         for index, place in zip(request.indices, request.seeds, strict=True):
             _seed_generators(Domain.ITEM, request.seed, request.epoch, place)
             with _errors_named(f"sample {index}"):
-                items.append(self._dataset[index])
+                items.append(self.dataset[index])
         return items
 
 
@@ -107,15 +109,19 @@ def seeded(domain: Domain, *parts: int) -> Iterator[None]:
         yield
 
 
-def start_loader_process(worker_id: int) -> None:
+def start_loader_process(worker_id: int, then: WorkerInit | None = None) -> None:
     """Set a fresh loader process up; called by the DataLoader inside it.
+
+    What asks torch's `get_worker_info()` for the data set is given the user's, as it would be by
+    a DataLoader of its own.
 
     Signals meant for the training (Ctrl-C reaches the whole process group) don't end it, it ends
     with its parent, and it hands tensors over by file name: with file descriptors, torch's default,
     a stopped loader process blocks its parent for ever, outside any timeout.
 
     Args:
-        worker_id: Given by the DataLoader; not used.
+        worker_id: Given by the DataLoader; for `then`.
+        then: The script's own `worker_init_fn`.
     """
     # The wake-up descriptor was inherited: a signal here would be taken for one to the parent.
     signal.set_wakeup_fd(-1)
@@ -124,6 +130,11 @@ def start_loader_process(worker_id: int) -> None:
     torch.multiprocessing.set_sharing_strategy("file_system")
     note_sharing()
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, SeededItems):
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # torch lets nobody set it
+    if then is not None:
+        then(worker_id)
 
 
 def shorten(indices: Sequence[int], most: int = 8) -> str:

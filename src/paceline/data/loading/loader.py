@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import cast
@@ -18,16 +19,25 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from paceline.data.batch import Batch, BatchSource, laid_out
+from paceline.data.fingerprint import describe_state
 from paceline.data.loading.dataset_worker import (
     Collate,
     ItemRequest,
     SeededItems,
+    WorkerInit,
     shorten,
     start_loader_process,
 )
 from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.loading.sampled import SampledOrder
-from paceline.data.order import EpochPlan, Indices, plan_order, plan_shares
+from paceline.data.order import (
+    EpochPlan,
+    Indices,
+    StepShare,
+    own_shares,
+    plan_order,
+    plan_shares,
+)
 from paceline.data.protocols import MapDataset
 from paceline.distributed.work_division import share
 from paceline.errors import InfrastructureError, PacelineError, UsageError
@@ -37,6 +47,8 @@ _EVAL_EPOCH = -1
 """Seeds of evaluation differ from those of every epoch."""
 _END = object()
 _END_S = 5.0
+_PREFETCHED = 2
+"""Batches that each process keeps ready."""
 _REASONS = {
     signal.SIGKILL: "The kernel kills processes when memory runs out: "
     "use fewer --loader-workers, or hold less in memory per sample",
@@ -74,10 +86,6 @@ class _Requests:
             yield work.request
 
 
-_PREFETCH_BATCHES = 2
-"""Batches that each process keeps ready."""
-
-
 class LoaderSource(BatchSource):
     """Batches of a user's data set. Random transforms give the same on any number of processes."""
 
@@ -91,8 +99,12 @@ class LoaderSource(BatchSource):
         collate: Collate = default_collate,
         timeout_s: float = 600.0,
         order: SampledOrder | None = None,
+        worker_init: WorkerInit | None = None,
     ) -> None:
         """Prepare the loader; its processes are started with the first batch, and kept.
+
+        They are started anew where the data set's attributes have changed before a pass: they have
+        a copy of it.
 
         Args:
             dataset: Map-style; items are (input, target) pairs that `collate` turns into tensors.
@@ -102,6 +114,7 @@ class LoaderSource(BatchSource):
             collate: Makes (inputs, targets) tensors of a list of items.
             timeout_s: A batch that takes longer is an error.
             order: By which samples are drawn instead of each once an epoch, in evaluations too.
+            worker_init: A DataLoader's `worker_init_fn`: called in each process that reads.
 
         Raises:
             UsageError: The data set isn't map-style.
@@ -117,13 +130,18 @@ class LoaderSource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
-        self._loader = _make_loader(
+        self._make = partial(
+            _make_loader,
             SeededItems(dataset, collate),
             self._requests,
             loader_workers,
             pin_memory=self._feed.is_beside,
             timeout_s=timeout_s,
+            worker_init=worker_init,
         )
+        self._loader: DataLoader[object] | None = self._make()
+        self._state: tuple[object, ...] = ()
+        """What the processes' copies of the data set have in their attributes."""
         self._running: Iterator[object] | None = None
         self._passes = 0
         self._ahead: tuple[EpochPlan, int] | None = None
@@ -143,7 +161,7 @@ class LoaderSource(BatchSource):
             InfrastructureError: A loader process died or hung.
         """
         ahead, self._ahead = self._ahead, None
-        if ahead == (plan, self._passes):
+        if ahead == (plan, self._passes) and describe_state(self._dataset) == self._state:
             return self._pass()
         return self._batches(self._training(plan))
 
@@ -155,7 +173,8 @@ class LoaderSource(BatchSource):
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
         """Give one part's contiguous share in order; raises as `train_batches`."""
-        samples = np.arange(len(self._dataset)) if self._order is None else self._order.first
+        order = self._order
+        samples = np.arange(len(self._dataset)) if order is None else order.first.indices
         return self._batches(_evaluation_work(samples, part, parts, batch_size))
 
     def describe(self) -> str:
@@ -167,9 +186,12 @@ class LoaderSource(BatchSource):
 
     def close(self) -> None:
         """End the loader processes; those that don't end within seconds are killed."""
-        running, self._running = self._running, None
         # A pass that somebody still iterates over ends with an error, instead of reading on.
         self._passes += 1
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        running, self._running = self._running, None
         self._loader = None
         if isinstance(running, _MultiProcessingDataLoaderIter):
             # Dropping the last reference does the same, but a traceback may hold one more.
@@ -183,8 +205,12 @@ class LoaderSource(BatchSource):
 
     def _training(self, plan: EpochPlan) -> Iterator[_Work]:
         if self._order is None:
-            return _training_work(plan, plan_order(plan, self.num_samples))
-        return _training_work(plan, self._order.of(plan.epoch), in_places=True)
+            order = plan_order(plan, self.num_samples)
+            return _training_work(plan, order, plan_shares(plan, len(order)))
+        drawn = self._order.of(plan.epoch)
+        order, bounds = drawn.indices, drawn.bounds
+        shares = plan_shares(plan, len(order)) if bounds is None else own_shares(plan, bounds)
+        return _training_work(plan, order, shares, in_places=True)
 
     def _batches(self, work: Iterator[_Work]) -> Iterator[Batch]:
         """Run one pass; a later pass of the same source ends this one."""
@@ -208,6 +234,12 @@ class LoaderSource(BatchSource):
         if self._loader is None:
             raise RuntimeError("this source is closed")
         self._passes += 1
+        if self._loader_workers:
+            state = describe_state(self._dataset)
+            if self._processes and state != self._state:
+                self._end_processes()
+                self._loader = self._make()
+            self._state = state
         spare_children_our_garbage()
         self._requests.start(work)
         # torch doesn't name the processes of a loader: they are those that are new afterwards.
@@ -250,7 +282,8 @@ def _make_loader(
     *,
     pin_memory: bool,
     timeout_s: float,
-) -> DataLoader[object] | None:
+    worker_init: WorkerInit | None = None,
+) -> DataLoader[object]:
     parallel = loader_workers > 0
     with _usual_warnings_off():
         return DataLoader(
@@ -258,11 +291,11 @@ def _make_loader(
             batch_sampler=requests,  # type: ignore[arg-type]  # typed for lists of indices only
             collate_fn=_unchanged,
             num_workers=loader_workers,
-            prefetch_factor=_PREFETCH_BATCHES if parallel else None,
+            prefetch_factor=_PREFETCHED if parallel else None,
             persistent_workers=parallel,
             pin_memory=pin_memory,
             timeout=timeout_s if parallel else 0,
-            worker_init_fn=start_loader_process,
+            worker_init_fn=partial(start_loader_process, then=worker_init),
             multiprocessing_context=_start_method() if parallel else None,
             generator=torch.Generator(),  # else each pass draws from the training's own one
         )
@@ -294,9 +327,11 @@ def _unchanged(batch: object) -> object:
     return batch
 
 
-def _training_work(plan: EpochPlan, order: Indices, *, in_places: bool = False) -> Iterator[_Work]:
+def _training_work(
+    plan: EpochPlan, order: Indices, shares: Iterator[StepShare], *, in_places: bool = False
+) -> Iterator[_Work]:
     """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
-    for found in plan_shares(plan, len(order)):
+    for found in shares:
         indices = order[found.start : found.stop]
         # Without samples of its own a worker reads the batch's first one as a stand-in.
         read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]

@@ -1,9 +1,10 @@
-"""The order in which a script's own sampler draws samples, the same on every worker."""
+"""The order in which a script's own sampler draws samples, or batches, alike on every worker."""
 
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -11,6 +12,18 @@ from paceline.data.loading.dataset_worker import seeded
 from paceline.data.order import Indices
 from paceline.data.splitmix import Domain
 from paceline.errors import DataError
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What a sampler draws for an epoch."""
+
+    indices: Indices
+    """(N,): samples."""
+    bounds: Indices | None = None
+    """(steps + 1,): where each batch begins, and the last one's end, if the sampler makes batches;
+    None where all have one size."""
 
 
 @final
@@ -22,40 +35,49 @@ class SampledOrder:
     resumed training does anew; one with a method `set_epoch` needs none of them.
     """
 
-    def __init__(self, sampler: Iterable[int], seed: int) -> None:
+    def __init__(self, sampler: Iterable[Any], seed: int, *, in_batches: bool = False) -> None:
         """Args:
         sampler: The script's; draws alike on every worker.
         seed: The training's.
+        in_batches: It draws lists of indices, each of them a batch.
         """
         self.sampler = sampler
+        self.in_batches = in_batches
         self._seed = seed
         self._next = 0
-        self._last: tuple[int, Indices] = (-1, np.empty(0, np.int64))
+        self._last = -1, Drawn(indices=np.empty(0, np.int64))
 
     @cached_property
-    def first(self) -> Indices:
+    def first(self) -> Drawn:
         """What epoch 0 draws; evaluations go through the same."""
         return self._draw(0)
 
     def __len__(self) -> int:
-        """Count the samples of an epoch."""
-        return len(self.first)
+        """Count the samples of the first epoch."""
+        return len(self.first.indices)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many samples each batch of the first epoch has; empty where all have one size."""
+        bounds = self.first.bounds
+        return [] if bounds is None else np.diff(bounds).tolist()
 
     @property
     def checksum(self) -> str:
         """Sum up what epoch 0 draws, to be compared between workers."""
-        return f"{len(self.first)} samples, {zlib.crc32(self.first.tobytes()):08x}"
+        sums = zlib.crc32(self.first.indices.tobytes(), zlib.crc32(bytes(str(self.sizes), "ascii")))
+        return f"{len(self)} samples, {sums:08x}"
 
-    def of(self, epoch: int) -> Indices:
-        """Draw the samples of an epoch: (len(self),), the same each time it is asked for.
+    def of(self, epoch: int) -> Drawn:
+        """Draw the samples of an epoch, the same each time it is asked for.
 
         Raises:
-            DataError: They aren't as many as in the first epoch, or no indices.
+            DataError: They make another number of steps than in the first epoch, or are no indices.
         """
         if epoch == 0:
             return self.first
         if self._last[0] != epoch:
-            expected = len(self.first)
+            expected = self._count(self.first)
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
@@ -63,11 +85,11 @@ class SampledOrder:
                 for passed in range(self._next, epoch):
                     self._draw(passed)
             self._last = epoch, self._draw(epoch)
-            if len(self._last[1]) != expected:
+            if (found := self._count(self._last[1])) != expected:
+                what = "batches" if self.in_batches else "samples"
                 raise DataError(
-                    f"the {self._name} drew {len(self._last[1]):,} samples in epoch {epoch + 1} "
-                    f"and {expected:,} in the first: every epoch has as many steps, so draw as "
-                    "many samples in each"
+                    f"the {self._name} drew {found:,} {what} in epoch {epoch + 1} and {expected:,} "
+                    f"in the first: every epoch has as many steps, so draw as many {what} in each"
                 )
         return self._last[1]
 
@@ -75,12 +97,20 @@ class SampledOrder:
     def _name(self) -> str:
         return type(self.sampler).__name__
 
-    def _draw(self, epoch: int) -> Indices:
+    def _count(self, drawn: Drawn) -> int:
+        return len(drawn.indices) if drawn.bounds is None else len(drawn.bounds) - 1
+
+    def _draw(self, epoch: int) -> Drawn:
         self._next = max(self._next, epoch + 1)
         with seeded(Domain.ORDER, self._seed, epoch):
             drawn = list(self.sampler)
         try:
-            return np.array([int(index) for index in drawn], dtype=np.int64)
+            if not self.in_batches:
+                return Drawn(indices=np.array([int(index) for index in drawn], dtype=np.int64))
+            batches = [batch for batch in map(list, drawn) if batch]
+            bounds = np.cumsum([0, *map(len, batches)], dtype=np.int64)
+            indices = [int(index) for batch in batches for index in batch]
+            return Drawn(indices=np.array(indices, dtype=np.int64), bounds=bounds)
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"the {self._name} gave something else than indices of samples: {error}"

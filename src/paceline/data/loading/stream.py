@@ -5,8 +5,8 @@ begins. The global order is then that of one process, on any number of workers.
 """
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import final
 
@@ -22,8 +22,26 @@ from paceline.data.order import EpochPlan, Indices, step_shares
 from paceline.distributed.group import Group
 from paceline.errors import DataError
 
+_SET_EPOCH = (
+    "Let its order and its random numbers follow from the epoch alone, which it is told by its "
+    "method set_epoch(epoch)"
+)
 _EVAL_EPOCH = -1
 """Seeds of evaluation differ from those of every epoch."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StreamRecord:
+    """What a stream has given, summed up: kept in snapshots, to be compared with once resumed."""
+
+    epoch: int = 0
+    seen: int = 0
+    """Checksum of the first sample of each step of this epoch."""
+    first: int | None = None
+    """Checksum of the first batch of epoch 0; None where it wasn't seen."""
+    changes: bool = False
+    """Whether a later epoch has begun with other samples."""
 
 
 @final
@@ -52,6 +70,18 @@ class StreamSource(BatchSource):
         self._feed = DeviceFeed(group.device)
         self._channels_last = memory_format == torch.channels_last
         self._collate = collate
+        self.record = StreamRecord()
+        self._report: Callable[[str], None] | None = None
+        """Where it is to be told once whether the stream gives again what it gave before."""
+
+    def resume(self, record: StreamRecord, report: Callable[[str], None]) -> None:
+        """Compare what is read next with what was read before the training was resumed. Local.
+
+        Args:
+            record: Of a snapshot.
+            report: Called with what the user has to know, if the stream gives other samples now.
+        """
+        self.record, self._report = record, report
 
     @property
     def num_samples(self) -> int:
@@ -71,9 +101,15 @@ class StreamSource(BatchSource):
         if callable(set_epoch):
             set_epoch(plan.epoch)
         samples = iter(self._dataset)
+        before, self.record = self.record, replace(self.record, epoch=plan.epoch, seen=0)
         start = plan.first_step * plan.global_batch
         # A stream can't be indexed: to go on within an epoch, read and drop what came before.
-        read = sum(1 for _ in islice(samples, start))
+        read = 0
+        for _ in range(plan.first_step):
+            items = list(islice(samples, plan.global_batch))
+            read += len(items)
+            self._note(items)
+        self._compare_again(before, plan)
         # The last step may have been a short one: then it ends within it.
         if read < start and read <= start - plan.global_batch:
             raise DataError(
@@ -88,6 +124,9 @@ class StreamSource(BatchSource):
             self._compare(items, start)
             if not items or (plan.drop_last and len(items) < plan.global_batch):
                 return
+            if not start:
+                self._begin(items, plan.epoch)
+            self._note(items)
             for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
                 # Without a share, one sample stands in, as collectives need this worker's backward
                 # pass.
@@ -121,6 +160,38 @@ class StreamSource(BatchSource):
 
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""
+
+    def _note(self, items: list[object]) -> None:
+        """Sum up a step's samples by the first of them."""
+        if items:
+            seen = zlib.crc32(_checksum(items[0]).to_bytes(4), self.record.seen)
+            self.record = replace(self.record, seen=seen)
+
+    def _compare_again(self, before: StreamRecord, plan: EpochPlan) -> None:
+        """Compare what was read again of an epoch with what was read of it before."""
+        if self._report is None or not plan.first_step:
+            return
+        if before.epoch == plan.epoch and before.seen != self.record.seen:
+            self._report(
+                f"{self.describe()}: read again after a resume it gives other samples than before, "
+                f"so that epoch {plan.epoch + 1} isn't that of an uninterrupted training. "
+                f"{_SET_EPOCH}"
+            )
+        self._report = None
+
+    def _begin(self, items: list[object], epoch: int) -> None:
+        """Note an epoch's first batch, and compare it with that of the first one."""
+        head, record = _checksum(items), self.record
+        if epoch == 0:
+            self.record = replace(record, first=head)
+        elif record.first is not None and head != record.first:
+            self.record = replace(record, changes=True)
+        elif record.changes and self._report is not None:
+            self._report(
+                f"{self.describe()}: resumed, it begins epoch {epoch + 1} with the samples of its "
+                f"first epoch, so that this isn't that of an uninterrupted training. {_SET_EPOCH}"
+            )
+        self._report = None
 
     def _batch(
         self, items: list[object], request: ItemRequest, local: int, total: int, indices: Indices

@@ -111,7 +111,7 @@ class Loader(_Reader):
 
         The session's own order is another, the same on any number of workers.
         """
-        if self.served.order is not None:
+        if self.served.order is not None and not self.served.order.in_batches:
             return cast(Sampler[int], self.served.order.sampler)
         data = range(self.served.num_samples())
         return RandomSampler(data) if self.plan.shuffle else SequentialSampler(data)
@@ -296,7 +296,9 @@ def refuse_pass(*, is_open: bool, passed: bool) -> None:
     if not is_open:
         raise UsageError(
             "the training loader gives its batches within an epoch: put the loop over it into "
-            "`for epoch in s.epochs():`. To look at a sample before, ask the data set"
+            "`for epoch in s.epochs():`. To look at a sample before, ask the data set; what goes "
+            "through the data before the training (a search for the learning rate) does so by its "
+            "own DataLoader, before s.prepare(...)"
         )
     if passed:
         raise UsageError(

@@ -1,5 +1,7 @@
 """What follows from the options, the number of workers and the size of the training set. Pure."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -33,6 +35,9 @@ class TrainPlan:
     shuffle: bool = True
     is_balanced: bool = False
     """Whether the workers' parts follow their speed."""
+    has_own_batches: bool = False
+    """Whether the script makes the batches, of any sizes: `global_batch` is the first epoch's
+    largest."""
 
     @property
     def micro_batch(self) -> int:
@@ -41,6 +46,12 @@ class TrainPlan:
         if self.division.is_fixed:
             largest = -(-self.global_batch // self.division.parts)
         return -(-largest // self.micro_batches)
+
+    @property
+    def most_at_once(self) -> int:
+        """The most samples that are given to the script at once; larger shares come in pieces."""
+        is_any = self.has_own_batches and self.micro_batches == 1  # later ones may be larger
+        return sys.maxsize if is_any else self.micro_batch
 
     def epoch(self, seed: int, epoch: int, first_step: int, rank: int) -> EpochPlan:
         """Describe one worker's way through one epoch."""
@@ -86,7 +97,12 @@ class TrainPlan:
 
 
 def make_plan(
-    options: DataOptions, division: Division, train_samples: int | None, *, shuffle: bool = True
+    options: DataOptions,
+    division: Division,
+    train_samples: int | None,
+    *,
+    shuffle: bool = True,
+    batch_sizes: Sequence[int] = (),
 ) -> TrainPlan:
     """Cut a training set into steps and each step into the workers' batches.
 
@@ -95,6 +111,7 @@ def make_plan(
         division: Which parts of a step each worker has.
         train_samples: Size of the training set; None for a stream, whose length nobody knows.
         shuffle: Whether each epoch has an order of its own.
+        batch_sizes: Of the first epoch, where the script makes the batches itself.
 
     Raises:
         UsageError: The batch can't be shared by the workers, or no step would be left.
@@ -105,7 +122,14 @@ def make_plan(
     sizes = [stop - start for start, stop in division.cuts(global_batch)]
     ranks = range(division.world_size)
     steps = 0
-    if train_samples is not None:
+    if batch_sizes:
+        steps = len(batch_sizes)
+        if options.drop_last:
+            raise UsageError(
+                "--drop-last has no effect on batches that a batch_sampler of the script makes: "
+                "leave it out, or let the sampler leave the batch out"
+            )
+    elif train_samples is not None:
         steps = steps_in_epoch(train_samples, global_batch, options.drop_last)
     return TrainPlan(
         division=division,
@@ -116,6 +140,7 @@ def make_plan(
         drop_last=options.drop_last,
         steps_per_epoch=steps,
         shuffle=shuffle,
+        has_own_batches=bool(batch_sizes),
     )
 
 
@@ -128,6 +153,25 @@ def describe_oversized(plan: TrainPlan) -> str | None:
         f"({plan.train_samples:,} samples): an epoch is one step with all of them. Give a smaller "
         "--global-batch"
     )
+
+
+def describe_unlike_shares(plans: Sequence[TrainPlan]) -> str | None:
+    """Say that the workers have unlike shares of several loaders' batches; None where they don't.
+
+    Args:
+        plans: The first is that of the loader whose steps are counted.
+    """
+    for other in plans[1:]:
+        first, pairs = plans[0], zip(plans[0].batch_per_worker, other.batch_per_worker, strict=True)
+        if any(a * other.global_batch != b * first.global_batch for a, b in pairs):
+            workers = first.division.world_size
+            return (
+                f"The batches of {first.global_batch:,} and of {other.global_batch:,} samples are "
+                f"shared by {workers} workers as {first.shares} and as {other.shares}: the first "
+                "says how much each worker's loss counts, and samples of the second count "
+                f"unequally. Give both a batch size that {workers} divides"
+            )
+    return None
 
 
 _SYNCED = "synchronised BatchNorm (--sync-batchnorm, nn.SyncBatchNorm)"
@@ -161,6 +205,11 @@ def check_plan(
             "the weights before and after the first one's update"
         )
     workers = plan.division.world_size
+    if sync_batchnorm and plan.has_own_batches and workers > 1:
+        raise UsageError(
+            f"{_SYNCED} can't be combined with a batch_sampler of the script: a batch may have "
+            "fewer samples than there are workers. Use GroupNorm, or a sampler and batch_size"
+        )
     if sync_batchnorm and plan.division.is_fixed:
         raise UsageError(
             "--shards can't be combined with nn.SyncBatchNorm: its statistics would be those of as "

@@ -1,6 +1,6 @@
 """What serves the batches of a data set, and what a torch DataLoader says about how."""
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from typing import cast, final
 
@@ -21,7 +21,7 @@ from torch.utils.data import (
 from paceline.data.augment import Augment
 from paceline.data.batch import BatchSource
 from paceline.data.fingerprint import data_fingerprint
-from paceline.data.loading.dataset_worker import Collate
+from paceline.data.loading.dataset_worker import Collate, WorkerInit
 from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.sampled import SampledOrder
 from paceline.data.loading.stream import StreamSource
@@ -50,6 +50,7 @@ class DataSource:
     drop_last: bool = False
     collate: Collate = default_collate
     loader_workers: int | None = None
+    worker_init: WorkerInit | None = None
     order: SampledOrder | None = None
     """By which its samples are drawn, where the script has a sampler of its own."""
 
@@ -62,6 +63,11 @@ class DataSource:
     def unit(self) -> SampleUnit:
         """What the samples are called: images where that is known of them."""
         return "images" if isinstance(self.data, TensorData | RawImages) else "samples"
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Of each step of an epoch, where the script makes the batches; else empty."""
+        return self.order.sizes if self.order is not None else []
 
     def num_samples(self) -> int:
         """Count the samples of a pass; 0 where nobody knows."""
@@ -88,12 +94,13 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
     if isinstance(data.dataset, IterableDataset):
         return _describe_stream(data)
     batches = data.batch_sampler
-    if type(batches) is not BatchSampler:
+    if batches is None:
         raise UsageError(
-            "this DataLoader has no batch_size or a batch_sampler of its own; Paceline makes the "
-            "batches, the same on any number of workers: give it batch_size, and a sampler where "
-            "the order matters"
+            "this DataLoader has batch_size=None: its data set gives whole batches, which can't be "
+            "shared between workers. Let the data set give samples, and say batch_size"
         )
+    if type(batches) is not BatchSampler:
+        return _describe_batches(data, batches, seed)
     order = _own_order(cast(Sampler[int], batches.sampler), data.dataset, seed)
     return DataSource(
         data=cast(ImageSet, data.dataset),
@@ -102,6 +109,30 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
         drop_last=batches.drop_last,
         collate=cast(Collate, data.collate_fn),
         loader_workers=data.num_workers,
+        worker_init=data.worker_init_fn,
+        order=order,
+    )
+
+
+def _describe_batches(
+    data: DataLoader[object], sampler: Iterable[list[int]], seed: int
+) -> DataSource:
+    """Take over a sampler that makes the batches itself, of any size."""
+    if isinstance(data.dataset, TensorData | RawImages):
+        raise UsageError(
+            f"this DataLoader's batches are made by a {type(sampler).__name__}, which raw images' "
+            "can't be: give Paceline the data set and a batch size"
+        )
+    order = SampledOrder(sampler, seed, in_batches=True)
+    if not order.sizes:
+        raise UsageError(f"the {type(sampler).__name__} gives no batch")
+    return DataSource(
+        data=cast(ImageSet, data.dataset),
+        batch_size=max(order.sizes),
+        shuffle=True,
+        collate=cast(Collate, data.collate_fn),
+        loader_workers=data.num_workers,
+        worker_init=data.worker_init_fn,
         order=order,
     )
 
@@ -243,6 +274,7 @@ def make_source(
         # Before the other workers give up on this one, so that the cause is told.
         timeout_s=0.9 * config.dist.timeout_s,
         order=served.order,
+        worker_init=served.worker_init,
     )
     if not isinstance(data, RawImages):
         return source

@@ -2,29 +2,121 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import final
 
-from paceline.errors import UsageError
+import torch
+
+from paceline.data.loading.stream import StreamRecord, StreamSource
+from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
+from paceline.results.metrics_table import EpochRow
+from paceline.training.batches.loader import Loader
 from paceline.training.components import Components
+from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
 
 
 @final
+class LoopChecks(StepHook):
+    """Looks, as an epoch ends, at scripts that leave their loop before its end."""
+
+    def __init__(self, context: TrainingContext, warn: Callable[[str], None]) -> None:
+        """Args:
+        context: Of the training.
+        warn: Called with what the user has to know.
+        """
+        self._context = context
+        self._warn = warn
+        self._resumed_at = 0
+
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
+        """Note where the training goes on from."""
+        self._resumed_at = position.step
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Compare who has left, before anything else that all do together. Collective.
+
+        Raises:
+            JobError: Some workers have left their loop, and others go on.
+        """
+        group, script = self._context.group, self._context.script
+        rows = group.gather_rows(torch.tensor([script.has_left]))[:, 0].tolist()
+        left, stayed = (
+            [r for r, has in enumerate(rows) if has is which] for which in (True, False)
+        )
+        if left and stayed:
+            hosts = group.hosts()
+            raise JobError(
+                f"rank {left[0]} on {hosts[left[0]]} has left its loop after epoch {row.epoch}, "
+                f"and rank {stayed[0]} on {hosts[stayed[0]]} goes on: each has decided by a figure "
+                "of its own. Decide by what is the same on all workers: by what s.evaluate(...) "
+                "returns, or by sums, s.sum(...)"
+            )
+        # What the script counts or compares itself has begun anew when it was resumed.
+        others = self._context.components.others.values()
+        keeps = [each for each in others if not isinstance(each, Loader)]
+        if left and self._resumed_at and not keeps and not script.asks_for_steps:
+            self._warn(
+                "the script has left its loop by itself, in a training that was resumed. A "
+                "variable that this follows from (a count of steps, the best figure) began anew "
+                "then: count by s.steps_done, and keep others by s.keep(best=...)"
+            )
+
+
+@final
+class StreamChecks(StepHook):
+    """Has streams compared, once resumed, with what they gave before."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        """Args:
+        warn: Called with what the user has to know.
+        """
+        self._warn = warn
+        self._sources: list[StreamSource] = []
+
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
+        """Look which loaders read streams, and tell these what they gave before."""
+        loaders = [each for each in components.loaders if isinstance(each, Loader)]
+        sources = [loader.source for loader in loaders if loader.served.is_stream]
+        self._sources = [source for source in sources if isinstance(source, StreamSource)]
+        records = saved.get("streams", [])
+        assert isinstance(records, list)  # as `state_dict` has it
+        for source, record in zip(self._sources, records, strict=False):
+            source.resume(StreamRecord(**record), self._warn)
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give what the streams have given, summed up."""
+        records = [asdict(source.record) for source in self._sources]
+        return {"streams": records} if records else {}
+
+
+@final
 class ReplicaChecks(StepHook):
     """Compares the workers' weights every few steps, and when the training is over.
 
-    Raises a JobError where they have drifted apart.
+    Raises a JobError where they have drifted apart. Where nobody has asked for it, weights are
+    compared after the first epoch and at the end alone, and a difference is a warning: it may be
+    that of two kinds of GPUs. Learning rates are compared after each epoch: they are the script's.
     """
 
-    def __init__(self, drift: ReplicaConsistency) -> None:
+    def __init__(
+        self, drift: ReplicaConsistency, warn: Callable[[str], None] | None = None
+    ) -> None:
         """Args:
         drift: Compares the workers.
+        warn: Called with what differs, instead of an error; None raises it.
         """
         self._drift = drift
+        self._warn = warn
+        self._has_compared = self._has_warned = False
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -36,9 +128,28 @@ class ReplicaChecks(StepHook):
         """Compare where it is due."""
         self._drift.check(step)
 
+    def end_epoch(self, row: EpochRow) -> None:
+        """Compare rates, and after the first epoch weights, where it isn't done every few steps."""
+        if self._warn is None:
+            return
+        self._drift.compare_rates(row.step)
+        if not self._has_compared:
+            self._compare(row.step)
+
     def end_training(self, step: int) -> None:
         """Compare once more, whatever is due."""
-        self._drift.compare(step)
+        if not self._has_warned:
+            self._compare(step)
+
+    def _compare(self, step: int) -> None:
+        self._has_compared = True
+        try:
+            self._drift.compare(step)
+        except JobError as error:
+            if self._warn is None:
+                raise
+            self._has_warned = True
+            self._warn(str(error))
 
 
 @final

@@ -101,6 +101,16 @@ def check_every(config: TrainConfig) -> int:
     return 0 if config.data.shards is None else CHECK_EVERY
 
 
+def has_alike_weights(config: TrainConfig) -> bool:
+    """Tell whether weights may be compared where nobody has asked for it: they are to be alike.
+
+    Not where a way of combining may be chosen that leaves each worker its own.
+    """
+    method = method_of(config)
+    may_be_apart = method == "auto" or sync_methods()[method].own_weights
+    return config.loop.check_every is None and not may_be_apart
+
+
 def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
     """Refuse options that were given and have no effect with the others. Pure.
 

@@ -114,30 +114,40 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
         )
 
 
-def weighed_alike(case: Case) -> Iterator[Finding]:
-    """Find ranks whose losses are means over unequal numbers of items, of equal shares."""
-    beyond = case.beyond
-    if beyond is None or case.other.in_session or not beyond.same_samples:
+def no_mean_over_samples(case: Case) -> Iterator[Finding]:
+    """Find losses that aren't means over samples: over items of unequal numbers, or over pairs."""
+    beyond, in_session = case.beyond, case.other.in_session
+    if beyond is None or not beyond.same_samples:
         return
     # Where random numbers differ between launches, so do losses.
     if not beyond.same_looks or any(e.by == "step" for e in case.other.drew[0]):
         return
     mine, theirs = case.first.steps[beyond.step], case.other.steps[beyond.step]
-    if len(set(theirs.shares)) > 1 or case.other.normalised or any(gradient_factor(case)):
+    if len(set(theirs.shares)) > 1 and not in_session:
         return
-    whole, parts = sum(mine.losses), theirs.losses
-    mean = sum(parts) / len(parts)
+    if case.other.normalised or case.other.in_shards or any(gradient_factor(case)):
+        return
+    parts = theirs.losses
+    whole, mean = (step.loss(by_samples=in_session) for step in (mine, theirs))
+    if abs(whole - mean) <= _OF_LOSSES * abs(whole):
+        return
+    shown = " and ".join(f"{loss:.6g}" for loss in parts)
+    counted = "by their samples" if in_session else "alike"
     # A mean over all items lies between the ranks' means, and is their mean only by equal weights.
-    if min(parts) < whole < max(parts) and abs(whole - mean) > _OF_LOSSES * abs(whole):
-        shown = " and ".join(f"{loss:.6g}" for loss in parts)
-        yield case.found(
-            Cause.WEIGHED_ALIKE,
-            f"the ranks' losses of step {beyond.step} ({shown}) count alike and make {mean:.6g}, "
-            f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
-            f"{whole:.6g}: they are means over unequal numbers of items (tokens, targets)",
-            step=beyond.step,
-            tensor=beyond.first_tensor,
-        )
+    if min(parts) < whole < max(parts):
+        cause, why = Cause.WEIGHED_ALIKE, "they are means over unequal numbers of items (tokens, "
+        why += "targets, weights of classes)"
+    else:
+        cause, why = Cause.ACROSS_SAMPLES, "it is no mean over samples. Does it compare those of a "
+        why += "batch with each other?"
+    yield case.found(
+        cause,
+        f"the ranks' losses of step {beyond.step} ({shown}) count {counted} and make {mean:.6g}, "
+        f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
+        f"{whole:.6g}: {why}",
+        step=beyond.step,
+        tensor=beyond.first_tensor,
+    )
 
 
 def clipped_early(case: Case) -> Iterator[Finding]:

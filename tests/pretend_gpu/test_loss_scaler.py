@@ -12,6 +12,7 @@ from tests.pretend_gpu.host import Host
 pytestmark = pytest.mark.pretend_gpu
 
 CASES = """
+import os
 import torch
 from pytorch_optimizer import LARS, Lamb, NovoGrad
 from torch import nn, optim
@@ -19,6 +20,8 @@ from paceline.optim.loss_scaler import LossScaler, _copy_unless, _like, _rests
 from tests.pretend_gpu.counters import SYNCS, counted_here
 
 LOST = {0, 7, 8, 20, 21, 29}
+if "PRETEND_GPU_STREAMS" in os.environ:
+    torch.cuda.set_stream(torch.cuda.Stream())
 
 def lamb(parameters, **group):
     optimizer = Lamb(parameters, weight_decouple=False, pre_norm=False, max_grad_norm=0.0)
@@ -48,11 +51,11 @@ MADE = {
     "sgd": lambda p: optim.SGD(p, 0.1),
     "momentum": scheduled,
     "adam": lambda p: optim.Adam(p, amsgrad=True, capturable=True),
-    "adamw": lambda p: optim.AdamW(p, foreach=True),
     "adadelta": lambda p: optim.Adadelta(p, foreach=True),
     "novograd": lambda p: NovoGrad(p, lr=0.01, betas=(0.95, 0.98)),
     "lars": lambda p: LARS(p, lr=0.1),
     "lamb": lambda p: lamb(p, adam_debias=True),
+    "adamw": lambda p: optim.AdamW(p, foreach=True),
     "lamb with bias": lamb,
     "rmsprop": optim.RMSprop,
     "hooked": hooked,
@@ -112,6 +115,26 @@ for flag in (0.0, 1.0):
     pairs = zip((*sources, *targets), expected, strict=True)
     print(all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs))
 
+# Nothing else waits for the device here.
+gradients = [torch.randn(9, generator=torch.Generator().manual_seed(n)).cuda() for n in range(8)]
+gradients[3][0] = gradients[4][0] = float("inf")
+for make in (optim.SGD, optim.AdamW):
+    found = []
+    for kind in (torch.amp.GradScaler, LossScaler):
+        weight, scaler = nn.Parameter(torch.ones(9, device="cuda")), kind("cuda")
+        optimizer = make([weight], 0.1)
+        counted = []
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            scaler.scale(torch.ones((), device="cuda"))
+            before = counted_here()
+            scaler.step(optimizer)
+            scaler.update()
+            spent = counted_here() - before
+            counted.append(sum(spent[name] for name in SYNCS))
+        found.append((weight.tolist(), counted))
+    print(make.__name__, found[0][0] == found[1][0], *found[1][1])
+
 # Without memory for a copy it is asked again.
 weight = nn.Parameter(torch.ones(1_000_000, device="cuda"))
 optimizer, scaler = optim.SGD([weight], 0.1, momentum=0.9), LossScaler("cuda", init_scale=1.0)
@@ -129,19 +152,36 @@ print(weight.detach().cpu().unique().mul(1e4).round().tolist())
 """
 
 
+UNDONE = ("sgd", "momentum", "adam", "adadelta", "novograd", "lars", "lamb")
+COUNTING = ("adamw", "lamb with bias")
+
+
 def test_steps_that_overflow_leave_the_bits_of_pytorchs_scaler(gpus: Host, tmp_path: Path) -> None:
     (tmp_path / "cases.py").write_text(CASES)
     done = gpus.python("cases.py", directory=tmp_path, PRETEND_GPU_BYTES=str(64 << 20))
     assert done.returncode == 0, done.stdout + done.stderr
-    undone = ("sgd", "momentum", "adam", "adamw", "adadelta", "novograd", "lars", "lamb")
     assert done.stdout.splitlines() == [
-        *(f"{name} equal 0" for name in (*undone, "lamb with bias")),
+        *(f"{name} equal 0" for name in (*UNDONE, *COUNTING)),
         # What Paceline doesn't know may look at weights before they are put back.
         *(f"{name} equal 27" for name in ("rmsprop", "hooked", "replaced")),
         *("True", "True"),
+        "SGD True 1 0 0 0 0 0 0 0",
+        "AdamW True 1 0 0 0 0 0 0 0",
         # Momentum 1, 1.9, 2.71, 3.439 of four steps that count: 1 - 0.1 * their sum.
         "[951.0]",
     ]
+
+
+def test_counts_wait_for_the_step_before_where_the_device_is_late(
+    gpus: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "cases.py").write_text(CASES)
+    settings = {"PRETEND_GPU_STREAMS": "late", "PRETEND_GPU_BYTES": str(64 << 20)}
+    done = gpus.python("cases.py", directory=tmp_path, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert {f"{name} equal 0" for name in (*UNDONE, *COUNTING)} < set(lines)
+    assert lines[-3:-1] == ["SGD True 1 0 0 0 0 0 0 0", "AdamW True 1 0 1 1 1 1 1 1"]
 
 
 TRAINING = """

@@ -235,6 +235,10 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
     [
         ((), "the script is missing"),
         (("nowhere.py",), "there is no file nowhere.py"),
+        (("--workers", "2"), "the script is missing"),
+        (("digits",), "digits is a recipe, not a script: paceline train digits trains it"),
+        (("a.py:build",), "a.py:build is a recipe, not a script: paceline train a.py:build"),
+        (("notes.md",), "notes.md is no Python script: it should end in .py"),
         (("own.py", "--optimizer", "adam"), "--optimizer"),
     ],
 )

@@ -9,15 +9,18 @@ from pathlib import Path
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
 from paceline.cli.commands.train import RUN_DIR, begin, print_config
 from paceline.cli.output import TRAIN_OUTPUT, Output
-from paceline.cli.target import merge_layers, recipe_in_config, refuse_another
+from paceline.cli.target import config_named, merge_layers, refuse_another
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
+    names_something,
     part_script_args,
     read_options,
     show_help,
     wants_help,
 )
 from paceline.options.config_file import CONFIG, PRINT_CONFIG
+from paceline.options.shell import command_line
+from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import TrainConfig, TrainRequest, training_options
 
 _USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
@@ -44,7 +47,7 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
-    refuse_another(script, recipe_in_config(own), is_script=True)
+    refuse_another(f"the command names {script}", None, config_named(own))
     command = shlex.join(("paceline", "run", script))
     hint = f"Arguments of the script itself come after --: {command} -- ..."
     refuse_of_recipes(own, hint)
@@ -88,4 +91,14 @@ def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
             if not Path(token).expanduser().is_file():
                 raise UsageError(f"there is no file {token}")
             return token, [*tokens[:place], *tokens[place + 1 :]]
-    raise UsageError(f"the script is missing. Usage: {_USAGE}")
+    raise UsageError(f"{_why_no_script(tokens)}. Usage: {_USAGE}")
+
+
+def _why_no_script(tokens: Sequence[str]) -> str:
+    """Say what stands where the script's path should be."""
+    if not names_something(tokens):
+        return "the script is missing"
+    word = tokens[0]
+    if word in BUILT_IN or ".py:" in word:
+        return f"{word} is a recipe, not a script: {command_line('train', word)} trains it"
+    return f"{word} is no Python script: it should end in .py"

@@ -1,4 +1,7 @@
+import errno
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,28 @@ def test_a_failed_write_leaves_nothing(
     with pytest.raises(InfrastructureError, match="No space left on device"):
         export_weights({"x": torch.zeros(4)}, tmp_path / f"w{suffix}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_a_full_disk_is_said_as_such(name: str, tmp_path: Path) -> None:
+    """`torch.save` ends with an error about its archive, whatever the disk has said."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then it is an error: EFBIG
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        with pytest.raises(InfrastructureError, match=f"{name} can't be written: File too large"):
+            export_weights({"x": torch.zeros(100_000)}, tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(InfrastructureError, match=r"w\.pt can't be written: Read-only f"):
+        export_weights({"x": torch.zeros(4)}, tmp_path / "w.pt")

@@ -13,7 +13,7 @@ from paceline.training.config import training_options
 _ASK = """
 source "$1"; shift
 COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-_paceline
+_paceline_or_run
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
@@ -23,6 +23,9 @@ def test_what_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["--completion", "bash"]) == ExitCode.DONE
     (tmp_path / "script").write_text(capsys.readouterr().out)
     (tmp_path / "runs" / "first").mkdir(parents=True)
+    for name in ("fifth", "of two words"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "run.json").touch()
 
     def complete(line: str) -> set[str]:
         words = ["bash", "-c", _ASK, "bash", "./script", *line.split(" ")]
@@ -37,7 +40,10 @@ def test_what_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert complete("paceline train mnist --data") == {"--data-dir"}
     assert complete("paceline train digits --precision b") == {"bf16"}
     assert complete("paceline scale digits --repe") == {"--repeats"}
-    assert complete("paceline resume runs/f") == {"runs/first"}
+    assert complete("paceline resume runs/f") == {"runs/fifth", "runs/first"}
+    assert complete("paceline resume fi") == {"fifth"}
+    assert complete("paceline compare fifth of") == {"of\\", "two\\", "words"}
+    assert complete("paceline train fi") == complete("paceline export fifth --fi") == set()
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

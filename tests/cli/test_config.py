@@ -12,8 +12,10 @@ import pytest
 from paceline.cli import scale_options
 from paceline.cli.app import main
 from paceline.cli.commands import tune, verify
+from paceline.cli.scale_commands import idle_without, without_idle
 from paceline.errors import ExitCode
-from paceline.options.command_line import INTERNAL_VARIABLES
+from paceline.options.command_line import INTERNAL_VARIABLES, read_options
+from paceline.options.config_file import CONFIG
 from paceline.training.config import training_options
 
 _GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run" / "run.json"
@@ -103,13 +105,16 @@ def test_a_file_names_the_recipe_for_other_commands_as_well(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("--config", "job.toml")
-    lines = ('recipe = "synthetic"', "global-batch = 24", "size = 8", 'name = "mine"')
+    elsewhere = ('copy-to = "file:///nowhere"', 'tracker = ["wandb"]')
+    lines = ('recipe = "synthetic"', "global-batch = 24", "size = 8", 'name = "mine"', *elsewhere)
     Path("job.toml").write_text("\n".join(lines))
     assert _OTHERS[command](words) == "synthetic"
     # What the command settles itself is said to have no effect.
-    assert f"job.toml:4: name has no effect on paceline {command}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    for number, name in ((4, "name"), (5, "copy-to"), (6, "tracker")):
+        assert f"job.toml:{number}: {name} has no effect on paceline {command}" in said
     assert main([command, "digits", *words]) == ExitCode.USAGE
-    assert "--config is for the recipe synthetic, and the command names digits" in (
+    assert "--config job.toml is for the recipe synthetic, and the command names digits" in (
         capsys.readouterr().err
     )
     # What belongs to whole trainings is left out of measurements.
@@ -125,6 +130,38 @@ def test_a_file_names_the_recipe_for_other_commands_as_well(
     assert " is missing. Usage: " in capsys.readouterr().err
     assert main([command, "digits", *words]) == ExitCode.USAGE
     assert "job.toml:1: unknown setting 'epoch'. Did you mean 'epochs'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["scale", "tune"])
+def test_a_file_may_say_how_a_training_combines_gradients(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its method is the study's to choose; so are options of that method."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text('recipe = "digits"\nsync = "powersgd"\npowersgd-rank = 2\n')
+    words = ("--config", "job.toml")
+    assert _OTHERS[command](words) == "digits"
+    said = capsys.readouterr().err
+    assert f"job.toml:2: sync has no effect on paceline {command}" in said
+    assert "job.toml:3: powersgd-rank has no effect " in said
+    assert main([command, "digits", "--powersgd-rank", "2"]) == ExitCode.USAGE
+    assert "--powersgd-rank has no effect " in capsys.readouterr().err
+    if command == "scale":
+        asked = scale_options.read((*words, "--methods", "allreduce,powersgd"))
+        assert asked.commands.methods == {"powersgd_rank": 2}
+
+
+def test_reading_options_changes_none_that_were_given(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("epochs = 3\nlr = 0.1\n")
+    words = ("--config", str(tmp_path / "job.toml"))
+    found = read_options("paceline scale", "", words, [CONFIG, *training_options().values()])
+    before = dict(found.values)
+    left = without_idle(found, idle_without("--train", found.values, is_script=False))
+    assert found.values == before
+    assert left == {name: value for name, value in before.items() if name != "epochs"}
 
 
 def test_what_is_verified_is_what_the_file_says(
@@ -143,7 +180,7 @@ def test_what_is_verified_is_what_the_file_says(
     Path("job.toml").write_text('recipe = "digits"')
     words = ("--config", "job.toml", "--", "torchrun", "--nproc-per-node", "2", "mine.py")
     assert main(["verify", *words]) == ExitCode.USAGE
-    assert "--config is for the recipe digits" in capsys.readouterr().err
+    assert "--config job.toml is for the recipe digits" in capsys.readouterr().err
 
 
 def test_a_recipe_in_a_file_is_the_same_by_either_path(
@@ -250,12 +287,11 @@ def test_a_file_for_another_recipe_is_refused(
         monkeypatch.setenv("PACELINE_CONFIG", words.pop())
         words = []
     assert main(["train", "digits", *words, "--print-config"]) == ExitCode.USAGE
-    assert "--config is for the recipe mnist, and the command names digits" in (
+    assert "--config job.toml is for the recipe mnist, and the command names digits" in (
         capsys.readouterr().err
     )
     assert main(["train", *words, "--print-config"]) == ExitCode.DONE
     assert 'recipe = "mnist"' in capsys.readouterr().out
     assert main(["resume", str(_GOLDEN.parent), *words]) == ExitCode.USAGE
-    assert "--config is for the recipe mnist, and the command names digits" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert f"job.toml is for the recipe mnist, and {_GOLDEN.parent} is a training of digits" in said

@@ -236,10 +236,13 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
         ((), "the script is missing"),
         (("-m", "package.module"), "started by `torchrun --nproc-per-node 2 -m PACKAGE.MODULE"),
         (("nowhere.py",), "there is no file nowhere.py"),
+        (("--workers", "2"), "the script is missing"),
         (("--workers", "2", "-"), "can't come from standard input"),
         (("nowhere", "--workers", "2"), "there is no file nowhere. Usage: paceline run SCRIPT.py"),
         ((".",), ". is a directory"),
         (("--workers", "2", "script"), "without .py first: paceline run script"),
+        (("digits",), "digits is a recipe, not a script: paceline train digits trains it"),
+        (("a.py:build",), "a.py:build is a recipe, not a script: paceline train a.py:build"),
         (("own.py", "--optimizer", "adam"), "--optimizer"),
     ],
 )

@@ -193,7 +193,8 @@ def test_resume_leaves_a_finished_run_as_it_is(
     assert said.out.startswith(f"{run.path} has finished: ")
     assert told in said.out
     name = next(iter(settings), "epochs").replace("_", "-")
-    option = f"--{name} ... --allow-change {name}"
+    named = dict.fromkeys((name, "epochs"))  # which are all trained
+    option = " ".join(f"--{each} ... --allow-change {each}" for each in named)
     assert f"To train on: paceline resume {run.path} {option}\n" in said.out
     assert "No effect on a finished run: --tag: `paceline label` does that" in said.err
     assert main(["resume", str(run.path), "--json"]) == ExitCode.DONE

@@ -74,7 +74,7 @@ _WRONG = [
     ("train digits --epochs 0", r"--epochs must be at least 1, not 0"),
     ("train digits extra", r"unexpected 'extra'"),
     ("train --workers 2 digits", r"unexpected 'digits': what isn't an option comes first"),
-    ("train digits --global-batch 1 --workers 2", r"2 workers are more than the 1 samples"),
+    ("train digits --global-batch 1 --workers 2", r"2 workers are more than the 1 sample of"),
     ("train digits --global-batch 64 --batch-per-worker 3 --workers 2", r"disagree.*make 6"),
     ("train digits --threads 1000", r"--threads is 1000, but there (is|are) \d+ CPU core.*at most"),
     ("train digits --on here --threads 1000", r"--threads is 1000, but there (is|are)"),
@@ -274,13 +274,17 @@ def test_what_follows_in_a_note_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "doing"), [("evaluate", "Evaluating"), ("report", "Report of")]
+    ("command", "doing", "word"),
+    [("evaluate", "Evaluating", "RUN_DIR"), ("report", "Report of", "DIR")],
 )
 def test_without_a_run_the_newest_is_taken_and_named(
-    command: str, doing: str, capsys: pytest.CaptureFixture[str]
+    command: str, doing: str, word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command]) == ExitCode.USAGE
-    assert f"Name a run directory: paceline {command} RUN_DIR" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert refused.rstrip().endswith(f"Name a run directory: paceline {command} {word}")
+    assert main([command, "--help"]) == ExitCode.DONE
+    assert f"Usage: paceline {command} [{word}]" in capsys.readouterr().out
     for name, day in (("older", 1), ("newer", 2)):
         shutil.copytree(_GOLDEN, Path("runs", name))
         content = json.loads((_GOLDEN / "run.json").read_text())

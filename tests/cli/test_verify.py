@@ -113,7 +113,7 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("digits", "--html", "a", "--json", "./a"), "--json and --html both say a"),
         (("digits", "--steps", "0"), "--steps must be at least 1"),
         (("digits", "--max-restarts", "1"), "unknown option '--max-restarts'"),
-        (("digits", "--global-batch", "1"), "2 workers are more than the 1 samples"),
+        (("digits", "--global-batch", "1"), "2 workers are more than the 1 sample of"),
         (("digits", "--", "more"), "arguments after -- are for a script"),
         (("digits", "--resume", "--workers", "1,2"), "with --resume it is a single number"),
         (("digits", "--kill-at-step", "3"), "--kill-at-step has no effect without --resume"),

@@ -41,6 +41,11 @@ def test_the_table_fits_a_terminal_and_names_the_slow() -> None:
     assert first.split() == "0 node0 1,400 10 40 40 % 50 50 % 10 10 %".split()
 
 
+def test_no_heading_is_cut_at_80_columns() -> None:
+    columns = "rank host step steps/s computing waiting data slow by"
+    assert columns in [" ".join(line.split()) for line in drawn(20)]
+
+
 def test_only_the_slowest_are_shown_of_many() -> None:
     lines = drawn(1)
     assert sum("node" in line for line in lines) == 1

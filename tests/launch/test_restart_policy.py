@@ -72,3 +72,4 @@ def test_a_step_of_ten_seconds_and_its_snapshot_fit_into_the_time_to_stop() -> N
     # A signal comes right after an exchange: a whole step is left, and the snapshot after it.
     assert Reading(lap_s=9.6, snapshot_s=4.0).stop_s > 9.6 + 4.0
     assert Reading(operation="compile").stop_s > 60.0
+    assert Reading(operation="evaluate").stop_s > 30.0

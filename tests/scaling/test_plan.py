@@ -10,10 +10,10 @@ from paceline.launch.ssh.hostfile import Host, parse_hosts
 from paceline.scaling.plan import (
     first_slots,
     global_batch_of,
+    idle_of_methods,
     make_plan,
     make_sizes,
     method_settings,
-    refuse_without_effect,
 )
 from tests.scaling.studies import size
 
@@ -82,10 +82,10 @@ def test_a_short_measurement_skips_the_warm_up() -> None:
     assert "sync_warmup_steps" not in method_settings("local", {}, warm=False)
 
 
-def test_an_option_that_no_method_has_is_refused() -> None:
-    refuse_without_effect(("allreduce", "local"), ("sync_every", "precision"))
-    with pytest.raises(UsageError, match="it is of local, diloco"):
-        refuse_without_effect(("allreduce", "bf16"), ("sync_every",))
+def test_an_option_that_no_method_has_is_idle() -> None:
+    assert not idle_of_methods(("allreduce", "local"), ("sync_every", "precision"))
+    idle = idle_of_methods(("allreduce", "bf16"), ("sync_every",))
+    assert "it is of local, diloco" in idle["sync_every"]
 
 
 def test_the_batch_grows_with_weak_scaling_alone() -> None:

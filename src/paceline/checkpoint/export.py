@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,10 +46,23 @@ def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool
         _write_new(temporary, lambda opened: write(tensors, opened))
         temporary.replace(file)
         fsync_directory(file.parent)
-    except OSError as error:
-        raise InfrastructureError(f"{file} can't be written: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:
+        failed = _of_storage(error)
+        if failed is None:
+            raise
+        raise InfrastructureError(
+            f"{file} can't be written: {failed.strerror or failed}"
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that takes no file has none to remove
+            temporary.unlink(missing_ok=True)
+
+
+def _of_storage(error: BaseException | None) -> OSError | None:
+    """Find the storage's own error: `torch.save` ends with one about its archive instead."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
 
 
 def _write_new(path: Path, write: Callable[[BinaryIO], None]) -> None:

@@ -17,6 +17,25 @@ Shell = Literal["bash", "zsh", "fish"]
 
 _OF_RECIPES = frozenset({"train", "scale", "tune", "verify", "preview", "doctor"})
 """Commands whose first word is a recipe, with arguments of its own."""
+_OF_RUNS = ("compare", "copy", "evaluate", "export", "label", "report", "resume", "track", "watch")
+"""Commands that take a run by its name below runs/, as well as its directory."""
+_BASH_LAST = "complete -F _paceline paceline"
+_BASH_RUNS = f"""
+# Names of runs where a run is wanted; files where nothing else is known, such as after --config.
+_paceline_or_run() {{
+  _paceline
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" run
+  [[ $COMP_CWORD -ge 2 && $cur != -* && ${{COMP_WORDS[COMP_CWORD-1]}} != -* ]] || return 0
+  case "${{COMP_WORDS[1]}}" in
+    {"|".join((*_OF_RUNS, "workers"))})
+      for run in runs/"$cur"*/run.json; do
+        [[ -e $run ]] && run="${{run#runs/}}" && COMPREPLY+=("$(printf %q "${{run%/run.json}}")")
+      done ;;
+  esac
+  return 0
+}}
+complete -o default -F _paceline_or_run paceline
+"""
 _WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
 _WITHOUT_WORD = frozenset({"recipes", "aws"})
 
@@ -38,7 +57,8 @@ def completion_script(shell: str, commands: Mapping[str, tuple[str, str]]) -> st
         options = {option.name: option for option in _options_of(name, module)}
         app.command(_with_word(name, list(options.values())), name=name, help=text)
     wanted = {"shell": cast(Shell, shell)}  # whose syntax it is; none is started
-    return app.generate_completion(**wanted)
+    script = app.generate_completion(**wanted)
+    return script.replace(_BASH_LAST, _BASH_RUNS) if shell == "bash" else script
 
 
 def _options_of(name: str, module: str) -> Iterator[OptionField]:

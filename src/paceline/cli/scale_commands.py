@@ -42,27 +42,43 @@ _ENDLESS: Mapping[str, OptionValue] = {
 """A measurement ends by its time alone, whatever the recipe says."""
 
 
-def refuse_only_trained(given: GivenOptions, option: str, *, is_script: bool) -> None:
-    """Refuse options that say when a whole training ends, where none is trained.
+def idle_without(option: str, given: Iterable[str], *, is_script: bool) -> Mapping[str, str]:
+    """List options that say when a whole training ends, where none is trained.
+
+    Args:
+        option: Which would have whole trainings.
+        given: Names of options of the training.
+        is_script: It is a script's training, whose epochs may be short.
+
+    Returns:
+        By name, why it has no effect.
+    """
+    ends = [name for name in ONLY_TRAINED if not (is_script and name == "epochs")]
+    why = f"has no effect without {option}: a measurement lasts --seconds"
+    return {name: why for name in given if name in ends}
+
+
+def without_idle(given: GivenOptions, idle: Mapping[str, str]) -> dict[str, OptionValue]:
+    """Refuse options without effect.
 
     A file may be for `paceline train` as well: those that stand there are left out, and named.
 
     Args:
         given: Options of the training.
-        option: Which would have whole trainings.
-        is_script: It is a script's training, whose epochs may be short.
+        idle: By name, why it has no effect.
+
+    Returns:
+        The others.
 
     Raises:
-        UsageError: One is given.
+        UsageError: One was typed, or is in the environment.
     """
-    ends = [name for name in ONLY_TRAINED if not (is_script and name == "epochs")]
     in_file = given.of_file()
-    for name in (name for name in ends if name in given.values):
-        why = f"has no effect without {option}: a measurement lasts --seconds"
+    for name, why in idle.items():
         if name not in in_file:
             raise UsageError(f"{flag(name)} {why}")
         note(f"{given.sources[name]}: {flag(name).lstrip('-')} {why}")
-        del given.values[name]
+    return {name: value for name, value in given.values.items() if name not in idle}
 
 
 @final

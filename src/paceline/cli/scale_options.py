@@ -1,7 +1,7 @@
 """What a command line of `paceline scale` asks for, checked before anything is trained."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.cli.scale_commands import (
     HOSTS,
@@ -9,10 +9,11 @@ from paceline.cli.scale_commands import (
     StudyCommands,
     StudyHosts,
     fills,
-    refuse_only_trained,
+    idle_without,
     usual_method,
+    without_idle,
 )
-from paceline.cli.target import Target, list_training_options, parse_with_own
+from paceline.cli.target import NOT_OF_TRIALS, Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncMethod
@@ -39,10 +40,10 @@ from paceline.scaling.plan import (
     Measurement,
     Size,
     global_batch_of,
+    idle_of_methods,
     make_plan,
     make_sizes,
     method_settings,
-    refuse_without_effect,
 )
 from paceline.scaling.study_directory import OF_TRAINED, StudyDirectory
 from paceline.training.config import TrainConfig, merge
@@ -64,11 +65,9 @@ _NOT_OURS = {
     "world_size",
     "local_rank",
     "init_method",
-    "name",
-    "tag",
-    "note",
+    *NOT_OF_TRIALS,
 }
-"""Options of training that the study settles, or that name a run."""
+"""Options of training that the study settles, or that are for runs that one keeps."""
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 _OTHER_MODE = {"weak": "strong", "strong": "weak"}
 
@@ -136,7 +135,7 @@ def _build_request(
         UsageError: Something in it can't be.
     """
     # A file's batch is like a recipe's: that of one worker.
-    given, other = found.values, _BATCHES[_OTHER_MODE[options.mode]]
+    given, other = dict(found.values), _BATCHES[_OTHER_MODE[options.mode]]
     settings = dict(target.settings)
     if other in given and other in found.of_file():
         settings = {n: v for n, v in settings.items() if n not in _BATCHES.values()}
@@ -145,12 +144,15 @@ def _build_request(
     hosts = StudyHosts.split_from(given)
     # What: methods, numbers of workers and their sizes.
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
-    refuse_without_effect(methods, tuple(given))
+    idle = dict(idle_of_methods(methods, given))
+    if not options.train:
+        idle |= idle_without("--train", given, is_script=target.is_script)
+    given = without_idle(replace(found, values=given), idle)
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
     if not hosts.listed:
         check_machine(max(workers))
     sizes = make_sizes(workers, methods, hosts.listed)
-    _check(options, found, target.script_args, is_script=target.is_script)
+    _check(options, given, target.script_args)
     # How each is run, and where the results go.
     place = StudyDirectory.of(options.study_dir, f"scale-{target.file_name}")
     of_methods = {n: v for n, v in given.items() if n in METHOD_OPTIONS}
@@ -206,11 +208,7 @@ def _batch(
 
 
 def _check(
-    options: ScaleOptions,
-    found: GivenOptions,
-    script_args: Sequence[str],
-    *,
-    is_script: bool,
+    options: ScaleOptions, given: Mapping[str, OptionValue], script_args: Sequence[str]
 ) -> None:
     """Refuse what would be ignored, or would fail after minutes only.
 
@@ -218,14 +216,12 @@ def _check(
         UsageError: There is such a thing.
     """
     name, mode = _BATCHES[options.mode], _OTHER_MODE[options.mode]
-    if _BATCHES[mode] in found.values:
+    if _BATCHES[mode] in given:
         raise UsageError(
             f"{flag(_BATCHES[mode])} is for --mode {mode}; --mode {options.mode} takes {flag(name)}"
         )
-    if fills(script_args) and name not in found.values:
+    if fills(script_args) and name not in given:
         raise UsageError(f"{{global_batch}} in the script's arguments needs {flag(name)}")
-    if not options.train:
-        refuse_only_trained(found, "--train", is_script=is_script)
 
 
 def _check_recipe(request: ScaleRequest, recipe: Recipe) -> None:

@@ -18,7 +18,7 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.command_line import with_defaults as shown_with
-from paceline.options.config_file import CONFIG, read_config
+from paceline.options.config_file import CONFIG, ConfigFile, read_config
 from paceline.options.fields import OptionField, OptionValue, pick
 from paceline.recipes.registry import reference_of
 from paceline.runtime.script_options import script_options
@@ -85,6 +85,10 @@ class Target:
         refuse_script_args(() if self.is_script else self.script_args)
 
 
+NOT_OF_TRIALS = frozenset("name tag note copy_to copy_wait_s tracker tracker_project".split())
+"""Options of training that name a run or show it elsewhere: trials are no runs of the user's."""
+
+
 def take_target(
     tokens: Sequence[str], usage: str, what: str, default: str | None = None
 ) -> tuple[str, Sequence[str]]:
@@ -102,27 +106,34 @@ def take_target(
     Raises:
         UsageError: Nothing names it, or the file another one.
     """
-    in_file = recipe_in_config(tokens)
+    config = config_named(tokens)
+    in_file = config.recipe if config else None
     if not names_something(tokens) and (in_file or default):
         return in_file or str(default), tokens
     name, rest = take_word(tokens, usage, what)
-    refuse_another(name, in_file, is_script=name.endswith(".py"))
+    recipe = None if name.endswith(".py") else name
+    refuse_another(f"the command names {name}", recipe, config)
     return name, rest
 
 
-def refuse_another(name: str, in_file: str | None, *, is_script: bool) -> None:
-    """Refuse a file of settings that is for another recipe than what the command names.
+def refuse_another(trained: str, recipe: str | None, config: ConfigFile | None) -> None:
+    """Refuse a file of settings that is for another recipe than what is trained.
+
+    Args:
+        trained: What is trained instead, as the error says it.
+        recipe: Its recipe; None for a script.
+        config: The file, if there is one.
 
     Raises:
         UsageError: It is.
     """
-    if in_file is None:
+    if config is None or config.recipe is None:
         return
     # A run.json has the whole path of a recipe's file.
-    if is_script or _whole_reference(in_file) != _whole_reference(name):
+    if recipe is None or _whole_reference(config.recipe) != _whole_reference(recipe):
         raise UsageError(
-            f"--config is for the recipe {in_file}, and the command names {name}: take one of them "
-            "out"
+            f"--config {config.path} is for the recipe {config.recipe}, and {trained}: take one of "
+            "them out"
         )
 
 
@@ -130,8 +141,8 @@ def _whole_reference(name: str) -> str:
     return absolute_reference(reference_of(name))
 
 
-def recipe_in_config(tokens: Sequence[str]) -> str | None:
-    """Give the recipe that the file of `--config`, or of PACELINE_CONFIG, names, if it does.
+def config_named(tokens: Sequence[str]) -> ConfigFile | None:
+    """Read the file of `--config`, or of PACELINE_CONFIG, where there is one.
 
     Raises:
         UsageError: The file can't be read, or is the `run.json` of a script.
@@ -143,7 +154,7 @@ def recipe_in_config(tokens: Sequence[str]) -> str | None:
         option, _, text = token.partition("=")
         if option == flag(CONFIG.name):
             path = text or " ".join(tokens[place + 1 : place + 2])
-    return read_config(path).recipe if path else None
+    return read_config(path) if path else None
 
 
 def file_name(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.options.fields import flag
+from paceline.options.figures import plural
 
 _MOST_LOADERS = 1000
 DEFAULT_GLOBAL_BATCH = 64
@@ -79,7 +80,8 @@ def check_shards(shards: int, global_batch: int) -> None:
     """
     if global_batch < shards:
         raise UsageError(
-            f"{shards} shards are more than the {global_batch} samples of a global batch: "
+            f"{shards} shards are more than the {plural(global_batch, 'sample')} of a global "
+            "batch: "
             "use fewer shards, or a larger --global-batch"
         )
 
@@ -108,8 +110,9 @@ def choose_global_batch(options: DataOptions, world_size: int) -> int:
         global_batch = DEFAULT_GLOBAL_BATCH
     if global_batch < world_size:
         raise UsageError(
-            f"{world_size} workers are more than the {global_batch} samples of a global batch: "
-            f"use at most {global_batch} workers, or a global batch of at least {world_size}"
+            f"{world_size} workers are more than the {plural(global_batch, 'sample')} of a global "
+            f"batch: use at most {plural(global_batch, 'worker')}, or a global batch of at least "
+            f"{world_size}"
         )
     return global_batch
 

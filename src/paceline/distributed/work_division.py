@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self, final
 
 from paceline.errors import UsageError
+from paceline.options.figures import plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +51,8 @@ class Division:
         if shards is not None and shards < world_size:
             raise UsageError(
                 f"{world_size} workers are more than --shards {shards}: each needs one at least. "
-                f"Use at most {shards} workers; the number of shards belongs to the training"
+                f"Use at most {plural(shards, 'worker')}; the number of shards belongs to the "
+                "training"
             )
         return cls(shards or world_size, world_size, is_fixed=shards is not None)
 

@@ -14,6 +14,8 @@ DEVICE_WAIT = "device wait"
 busy from outside."""
 COMPILING = "compile"
 """torch.compile is at work, within a step or anywhere else."""
+EVALUATING = "evaluate"
+"""An evaluation; a signal ends it between two of its batches."""
 STEPPING = frozenset(("data", "step", "agree", DEVICE_WAIT))
 """Operations that make up a step. All others (a snapshot, an evaluation, a script's own code
 between two passes) may rightly last longer."""
@@ -26,8 +28,9 @@ _UNMEASURED_S = 2.0
 """For what follows on the last snapshot, such as the summary."""
 
 
-_COMPILING_S = 60.0
-"""For the rest of what is being compiled."""
+_LONGER_S = {COMPILING: 60.0, EVALUATING: 30.0}
+"""For the rest of what is being compiled, or of an evaluation's batch: by no step are they known.
+A training that is killed there loses its epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +60,8 @@ class Reading:
     @property
     def stop_s(self) -> float:
         """How long the worker takes to stop, with as much again in reserve."""
-        compiling_s = _COMPILING_S if self.operation == COMPILING else 0.0
-        return 2.0 * (self.lap_s + self.snapshot_s) + _UNMEASURED_S + compiling_s
+        longer_s = _LONGER_S.get(self.operation, 0.0)
+        return 2.0 * (self.lap_s + self.snapshot_s) + _UNMEASURED_S + longer_s
 
 
 @final

@@ -5,15 +5,10 @@ from dataclasses import replace
 
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.errors import UsageError
-from paceline.optim.options import OptimOptions
 from paceline.options.command_line import flag, misspelt_variables, note, parse_options
-from paceline.options.fields import OptionField, OptionValue, option_fields, unknown_name
+from paceline.options.fields import OptionField, OptionValue, unknown_name
 from paceline.options.figures import listed as in_words
-from paceline.training.config import training_options
-
-_OF_RECIPES = (
-    {option.name for option in option_fields(OptimOptions, "")} | {"label_smoothing"}
-) - {"clip_norm"}
+from paceline.training.config import OF_RECIPES, training_options
 
 _WHY_NOT = "a script chooses its optimizer, learning rate and loss itself"
 
@@ -27,7 +22,7 @@ def script_options() -> Mapping[str, OptionField]:
     return {
         name: replace(option, aliases=())
         for name, option in training_options().items()
-        if name not in _OF_RECIPES
+        if name not in OF_RECIPES
     }
 
 
@@ -49,7 +44,7 @@ def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
         if not meant or given in own:
             continue
         why = _WHY_NOT
-        if meant[0] not in _OF_RECIPES:
+        if meant[0] not in OF_RECIPES:
             why = f"Paceline's own is {in_words(list(map(flag, meant)), 'or')}"
         raise UsageError(f"unknown option {given!r}: {why}. {hint}")
 
@@ -67,7 +62,7 @@ def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False
     if any(placement.rank for placement in detect_launchers(environment).workers):
         return
     lines = misspelt_variables(environment, options)
-    for name in sorted(_OF_RECIPES) if is_script else ():
+    for name in sorted(OF_RECIPES) if is_script else ():
         if f"PACELINE_{name.upper()}" in environment:
             lines.append(f"PACELINE_{name.upper()} sets nothing: {_WHY_NOT}")
     for line in lines:

@@ -1,6 +1,6 @@
 """What a study measures, and in which order. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import UsageError
@@ -136,20 +136,25 @@ def method_settings(
     return {"sync": method, **settings}
 
 
-def refuse_without_effect(methods: Sequence[SyncMethod], given: Sequence[str]) -> None:
-    """Refuse options of methods of which none is measured.
+def idle_of_methods(methods: Sequence[SyncMethod], given: Iterable[str]) -> Mapping[str, str]:
+    """List options of methods of which none is measured.
 
-    Raises:
-        UsageError: There is such an option.
+    Args:
+        methods: What is measured.
+        given: Names of options.
+
+    Returns:
+        By name, why it has no effect.
     """
     useful = {name for method in methods for name in own_options(method)}
+    idle = {}
     for name in given:
         if name in METHOD_OPTIONS and name not in useful:
             owners = [method for method, names in _OPTIONS_OF.items() if name in names]
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no effect with --methods {','.join(methods)}: "
-                f"it is of {', '.join(owners)}"
+            idle[name] = (
+                f"has no effect with --methods {','.join(methods)}: it is of {', '.join(owners)}"
             )
+    return idle
 
 
 def global_batch_of(mode: Mode, batch: int, workers: int) -> int:

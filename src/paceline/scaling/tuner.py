@@ -142,6 +142,11 @@ class Tuner:
         confirming_s = self._confirming_s() if may_gain else 0.0
         return (len(neighbours) + 1) * each_s + more_s + confirming_s < self._left_s()
 
+    @property
+    def turn_s(self) -> float:
+        """What the shortest turn takes: two changes beside the training as it is."""
+        return 3 * (self.seconds + self._starting_s)
+
     def _confirming_s(self) -> float:
         return 2 * PAIRS * (self.seconds + self._starting_s)
 

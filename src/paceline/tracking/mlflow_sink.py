@@ -94,7 +94,9 @@ class MlflowSink(Sink):
         info, uri = self._client.get_run(self._id).info, self._client.tracking_uri
         parts = urlsplit(uri)
         if not parts.scheme.startswith("http"):
-            return f"run {info.run_name} in {uri}; look: mlflow ui --backend-store-uri {uri}"
+            allowed = "MLFLOW_ALLOW_FILE_STORE=true " if parts.scheme in ("", "file") else ""
+            look = f"{allowed}mlflow ui --backend-store-uri {uri}"
+            return f"run {info.run_name} in {uri}; look: {look}"
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
         return f"{address}/#/experiments/{info.experiment_id}/runs/{self._id}"
 

@@ -41,6 +41,10 @@ _COMPONENTS: Mapping[str, tuple[str, type]] = {
     "dist": ("Workers", DistOptions),
 }
 
+OF_RECIPES = frozenset(option.name for option in option_fields(OptimOptions, "")).union(
+    {"label_smoothing"}
+) - {"clip_norm"}
+"""Options that a script hasn't: it makes its optimizer, learning rate and loss itself."""
 _BASIC = frozenset(
     "epochs target_accuracy patience early_stopping time_budget seed global_batch shards "
     "loader_workers optimizer lr momentum weight_decay warmup_epochs schedule precision "

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
-from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
+from paceline.launch.heartbeat import DEVICE_WAIT, EVALUATING, StepNote
 from paceline.metrics.counters import StepCounters, Totals
 from paceline.training.batches.loader import (
     EvalLoader,
@@ -453,7 +453,7 @@ class Engine:
         self.before_collective("s.evaluate(...)")
         if save and self.begun and progress.expects_long_evaluation:
             self.snapshot(must=True)
-        self.note.operation = "evaluate"
+        self.note.operation = EVALUATING
         with (
             context.buffer_averager.averaged_buffers(),
             self.sync.averaged_weights(),
@@ -489,7 +489,7 @@ class Engine:
         budget_s, group = progress.budget_s, context.group
         if budget_s is None or progress.state.eval_s is not None or not loader.num_samples:
             return
-        self.note.operation = "evaluate"
+        self.note.operation = EVALUATING
         most_s = min(_TIMING_S, budget_s / 20)
         with torch.no_grad(), eval_mode(context.components.model):
             sample_s = time_batches(judge, loader.batches(), most_s)

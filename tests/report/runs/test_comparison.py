@@ -57,6 +57,17 @@ def test_what_was_left_open_counts_as_what_it_came_to(make_run: MakeRun) -> None
     assert settings(compared(first, second, third)) == {"global_batch": (64, 64, 8)}
 
 
+def test_what_a_script_has_not_is_no_setting_of_it(make_run: MakeRun) -> None:
+    words = ["--lr", "0.3", "my data"]
+    script = {"kind": "script", "script_args": words, "settings": {"lr": 0.1, "epochs": 2}}
+    recipe = {"settings": {"epochs": 3}}
+    shown = settings(compared(make_run("a", run=recipe), make_run("b", run=script)))
+    assert shown["lr"] == (0.05, None)
+    assert shown["momentum"][1] is None
+    assert shown["epochs"] == (3, 2)
+    assert shown["script arguments"] == (None, "--lr 0.3 'my data'")
+
+
 def test_runs_of_other_figures_leave_cells_empty(make_run: MakeRun) -> None:
     usual = make_run("recipe")
     script = make_run(

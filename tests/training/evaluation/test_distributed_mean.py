@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,26 @@ def test_job_errors_name_the_figures_that_differ(tmp_path: Path) -> None:
             names = iter("abcd")
             with pytest.raises(JobError, match="the figures a for one batch and b for another"):
                 s.evaluate(lambda _: {next(names): 1.0}, test)
+
+    run_ranks(1, body)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (torch.ones(3), "gave an object of type Tensor; it should give figures by name"),
+        (None, r"gave nothing \(None\); it should"),
+        ({1: 2.0}, "gave a dictionary whose keys aren't all text; it should"),
+        ({"accuracy": "high"}, "the figure 'accuracy' of an evaluation is an object of type str"),
+        ({"accuracy": [1.0, 2.0]}, "of type list; give a number or a tensor"),
+    ],
+)
+def test_what_is_no_figures_by_name_is_refused(found: Any, message: str, tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            test = s.eval_loader(TensorDataset(*points(4)), batch_size=2)
+            with pytest.raises(JobError, match=message):
+                s.evaluate(lambda _: found, test)
 
     run_ranks(1, body)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, ExitCode, UsageError
-from paceline.options.command_line import read_command
+from paceline.options.command_line import flag, read_command
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import option_fields
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_sizes
 from paceline.options.text import printable
 from paceline.scaling.options import PLAIN, PredictOptions
-from paceline.scaling.plan import refuse_without_effect
+from paceline.scaling.plan import idle_of_methods
 
 if TYPE_CHECKING:
     from paceline.scaling.forecast import Question
@@ -35,7 +35,9 @@ def main(tokens: Sequence[str]) -> int:
     options = PredictOptions(**given)  # type: ignore[arg-type]  # checked by the parser
     if "restart" in given and options.mtbf is None:
         raise UsageError("--restart counts where nodes fail: give --mtbf as well")
-    refuse_without_effect([m.sync or PLAIN for m in options.chosen_methods()], list(given))
+    idle = idle_of_methods([m.sync or PLAIN for m in options.chosen_methods()], given)
+    for name, why in idle.items():
+        raise UsageError(f"{flag(name)} {why}")
     from paceline.scaling.forecast import project
     from paceline.scaling.prediction_inputs import read_inputs
     from paceline.scaling.prediction_report import as_json, as_text

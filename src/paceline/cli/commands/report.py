@@ -69,7 +69,7 @@ def main(tokens: Sequence[str]) -> int:
 def _newest() -> RunDirectory:
     from paceline.report.runs.listing import newest_started, usual_run
 
-    return usual_run("report", "Report of", newest_started)
+    return usual_run("report", "Report of", newest_started, "DIR")
 
 
 def _watch(run: RunDirectory, host: str, port: int) -> int:

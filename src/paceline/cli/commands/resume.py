@@ -12,7 +12,7 @@ from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, 
 from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
-from paceline.cli.target import file_name, recipe_in_config, refuse_another
+from paceline.cli.target import config_named, file_name, refuse_another
 from paceline.distributed.environment import detect_launchers, surroundings
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
@@ -93,7 +93,8 @@ def main(tokens: Sequence[str]) -> int:
     own, _ = part_script_args(rest)
     # A recipe's file may have been named from another directory.
     trained = past.reference if ":" in past.recipe else past.recipe
-    refuse_another(trained, recipe_in_config(own), is_script=past.kind == "script")
+    recipe_trained = None if past.kind == "script" else trained
+    refuse_another(f"{run.path} is a training of {past.recipe}", recipe_trained, config_named(own))
     if past.kind == "script":
         return _resume_script(run, past, where, rest, copies)
     recipe = load_recipe(past.reference)
@@ -414,10 +415,13 @@ def _print_finished(
 
     report = read_run(run, with_steps=False)
     name = _ENDED_BY.get(str(report.summary.get("stopped_because")), ("",))[0]
-    again, typed = ["resume", str(run.path)], flag(name or "epochs").lstrip("-")
-    if name:
-        again += [flag(name), "..."]
-    more = f"To train on: {command_line(*again, '--allow-change', typed)}"
+    again = ["resume", str(run.path)]
+    # With its epochs trained, too, a training needs more of them besides.
+    all_trained = report.summary.get("epochs") == request.settings.get("epochs")
+    for each in dict.fromkeys((name, "epochs") if name and all_trained else (name,)):
+        again += [flag(each), "..."] if each else []
+        again += ["--allow-change", flag(each or "epochs").lstrip("-")]
+    more = f"To train on: {command_line(*again)}"
     if request.kind == "script" and name not in request.given:
         command = command_line("resume", run.path)
         more = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
 from paceline.cli.commands.train import RUN_DIR, begin, print_config
 from paceline.cli.output import TRAIN_OUTPUT, Output
-from paceline.cli.target import merge_layers, recipe_in_config, refuse_another
+from paceline.cli.target import config_named, merge_layers, refuse_another
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     names_something,
@@ -18,6 +18,8 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.config_file import CONFIG, PRINT_CONFIG
+from paceline.options.shell import command_line
+from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import TrainConfig, TrainRequest, training_options
 
 _USAGE = "paceline run SCRIPT.py [options] [-- the script's own arguments]"
@@ -44,7 +46,7 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options, own)
     script, own = _take_script(own)
-    refuse_another(script, recipe_in_config(own), is_script=True)
+    refuse_another(f"the command names {script}", None, config_named(own))
     command = shlex.join(("paceline", "run", script))
     hint = f"Arguments of the script itself come after --: {command} -- ..."
     refuse_of_recipes(own, hint)
@@ -92,12 +94,19 @@ def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
             path = Path(token).expanduser()
             if path.is_dir():
                 raise UsageError(f"{token} is a directory: name the script in it that trains")
+            if not path.is_file() and (token in BUILT_IN or ".py:" in token):
+                trains_it = command_line("train", token)
+                raise UsageError(f"{token} is a recipe, not a script: {trains_it} trains it")
             if not path.is_file():
                 raise UsageError(f"there is no file {token}. Usage: {_USAGE}")
             return token, [*tokens[:place], *tokens[place + 1 :]]
+    raise UsageError(f"{_why_no_script(tokens)}. Usage: {_USAGE}")
+
+
+def _why_no_script(tokens: Sequence[str]) -> str:
+    """Say what stands where the script's path should be."""
     if "-" in tokens:
-        raise UsageError("each worker reads the script, so it can't come from standard input")
-    missing = f"the script is missing. Usage: {_USAGE}"
+        return "each worker reads the script, so it can't come from standard input"
     if tokens and Path(tokens[-1]).is_file():
-        missing = f"name a script without .py first: paceline run {tokens[-1]} ..."
-    raise UsageError(missing)
+        return f"name a script without .py first: paceline run {tokens[-1]} ..."
+    return "the script is missing"

@@ -12,13 +12,14 @@ from paceline.cli.scale_commands import (
     StudyCommands,
     StudyHosts,
     fills,
-    refuse_only_trained,
+    idle_without,
     say,
     spelled,
     usual_method,
     with_options,
+    without_idle,
 )
-from paceline.cli.target import Target, list_training_options, parse_with_own
+from paceline.cli.target import NOT_OF_TRIALS, Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import ExitCode, UsageError
 from paceline.files import read_json_object, why_unreadable, write_atomic, write_json
@@ -41,7 +42,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.results.study import TUNE_JSON
 from paceline.runtime.placement import check_workers, local_place
 from paceline.scaling.options import TuneOptions
-from paceline.scaling.plan import Size, first_slots
+from paceline.scaling.plan import Size, first_slots, idle_of_methods
 from paceline.scaling.study_directory import StudyDirectory
 from paceline.scaling.subprocess_runner import InterruptedStudyError
 from paceline.scaling.tuner import TunedTraining, Tuner
@@ -57,8 +58,8 @@ _ABOUT = (
     "is only taken where --check-quality has compared whole trainings. Ctrl-C keeps what is "
     "measured; the same command with --tune-dir resumes it."
 )
-_NOT_OURS = frozenset(
-    "sync max_restarts on rank world_size local_rank init_method name tag note copy_to".split()
+_NOT_OURS = frozenset("sync max_restarts on rank world_size local_rank init_method".split()).union(
+    NOT_OF_TRIALS
 )
 """Options of training that the trials settle, or that have no use in them."""
 _HEAD = "# By paceline tune: "
@@ -141,10 +142,14 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     if fills(target.script_args):
         raise UsageError("{global_batch} in a script's arguments is for paceline scale")
     options, found = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
+    usual = usual_method(found.values, target.settings)
+    idle = dict.fromkeys(
+        idle_of_methods((usual,), found.values), f"has no effect in trials with --sync {usual}"
+    )
     if not options.check_quality:
-        refuse_only_trained(found, "--check-quality", is_script=target.is_script)
+        idle |= idle_without("--check-quality", found.values, is_script=target.is_script)
+    given = without_idle(found, idle)
     _check_output(Path(options.output).expanduser())
-    given = found.values
     hosts = StudyHosts.split_from(given)
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
     training = {name: value for name, value in given.items() if name not in arguments}
@@ -308,6 +313,8 @@ def _as_text(tuner: Tuner) -> str:
         rows = [(*row[:4], row[5]) for row in rows]
     last = len(rows[0]) - 1
     text = "\n".join(aligned(rows, left={0, 1, last}, width=line_width(sys.maxsize)))
+    if not tuner.tried:
+        text = "Nothing was tried yet."
     if len(tuner.usual) > 1:
         low, high = min(tuner.usual), max(tuner.usual)
         text += (
@@ -372,7 +379,11 @@ def _end_as_it_is(request: _TuneRequest, tuner: Tuner) -> int:
     else:
         print(f"Nothing that was tried is sure to make {name} faster: leave it as it is.")
     if any("no time left" in verdict for verdict in verdicts):
-        print(f"Not all of it is settled. With as much time again: {_again(request)}")
+        if any(tried.gain.ratios for tried in tuner.tried) or tuner.turn_s < tuner.budget_s:
+            print(f"Not all of it is settled. With as much time again: {_again(request)}")
+        else:
+            least = format_duration(tuner.turn_s)
+            print(f"--budget is too short: three trials beside each other take {least} here.")
     return ExitCode.DONE
 
 

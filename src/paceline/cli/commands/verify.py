@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from paceline._version import __version__
 from paceline.cli.output import check_place
 from paceline.cli.target import (
+    NOT_OF_TRIALS,
+    config_named,
     list_training_options,
     merge_layers,
-    recipe_in_config,
     refuse_another,
     take_target,
 )
@@ -113,7 +114,7 @@ _OPTIONS = option_fields(VerifyOptions, "Verify")
 _OWN = {option.name for option in (*_OPTIONS, CONFIG)}
 _NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
 """Options of training that say where workers run: the verification does."""
-_NOT_OURS |= {"name", "tag", "note"}  # nothing is kept
+_NOT_OURS |= NOT_OF_TRIALS
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -178,7 +179,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
     """Read the options that stand before a launching command."""
     listed = _listed_options()
-    refuse_another(command.script, recipe_in_config(tokens), is_script=True)
+    refuse_another(f"the command names {command.script}", None, config_named(tokens))
     found = read_options("paceline verify", _ABOUT, tokens, listed, settled=_NOT_OURS)
     given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}

@@ -11,6 +11,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, find_stragglers, read_live
 from paceline.options.command_line import read_command
 from paceline.options.fields import option_fields, pick
+from paceline.options.figures import plural
 from paceline.options.text import printable
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import RunDirectory
@@ -96,12 +97,13 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
     slow = {straggler.speed.rank: straggler.cause for straggler in find_stragglers(speeds)}
     left = len(speeds) - most
     table = Table(
-        title=f"{len(speeds)} workers: where a step's milliseconds go",
+        title=f"{plural(len(speeds), 'worker')}: where a step's milliseconds go",
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
         caption=f"and {left} faster ones" if left > 0 else None,
     )
-    table.add_column("rank", justify="right")
-    table.add_column("host")
+    table.add_column("rank", justify="right", no_wrap=True, min_width=len("rank"))
+    table.add_column("host", overflow="fold", min_width=len("host"))
     for name in ("step", "steps/s", "computing", "waiting", "data"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("slow by", no_wrap=True)

@@ -9,6 +9,9 @@ would go into looking for it. Workers do, but not among what was imported: that 
 import gc
 import os
 import signal
+import sys
+from multiprocessing import synchronize
+from types import TracebackType
 
 from paceline.launch.process_tree import die_with_parent
 from paceline.launch.signals import STOP_SIGNALS
@@ -30,5 +33,17 @@ if _launcher := os.environ.pop(LAUNCHER_VARIABLE, ""):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()
             gc.enable()
+            sys.excepthook = _say_unless_given_up
+
+    def _say_unless_given_up(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Say nothing of a start that the launcher has given up: its semaphores are gone then."""
+        last = trace
+        while last is not None and last.tb_next is not None:
+            last = last.tb_next
+        where = last.tb_frame.f_code.co_filename if last is not None else ""
+        if not (kind is FileNotFoundError and where == synchronize.__file__):
+            sys.__excepthook__(kind, error, trace)
 
     os.register_at_fork(after_in_child=_become_worker)

@@ -1,5 +1,6 @@
 """What differs between runs: their settings, their final figures, and which runs are compared."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.report.runs.listing import (
 from paceline.results.find_runs import choose_run, is_run
 from paceline.results.json_object import JsonObject, entries, number, section, text
 from paceline.results.run_directory import RunDirectory
+from paceline.training.config import OF_RECIPES
 
 MOST_SHOWN = 8
 """More columns or lines beside each other than these nobody can read."""
@@ -153,10 +155,13 @@ def _described(run: JsonObject) -> Mapping[str, object]:
     """Give what may differ between two runs, by the name under which it is shown."""
     derived = section(run, "derived")
     followed = {label: derived[name] for name, label in _FOLLOWING.items() if name in derived}
-    arguments = {n: v for n, v in arguments_of(run).items() if n not in _LEFT_OUT}
+    left_out = _LEFT_OUT | (OF_RECIPES if run.get("kind") == "script" else frozenset())
+    arguments = {n: v for n, v in arguments_of(run).items() if n not in left_out}
     if "shards" in arguments:  # left open, it is the number of workers
         arguments["shards"] = section(run, "settings").get("shards")
-    script = {"script arguments": run["script_args"]} if run.get("script_args") else {}
+    words = run.get("script_args")
+    script = {"script arguments": shlex.join(map(str, words))} if isinstance(words, list) else {}
+    script = {name: text for name, text in script.items() if text}
     hosts = {"hosts": [_host(host) for host in entries(run, "hosts")]}
     named = {"recipe": run["recipe"]} if "recipe" in run else {}
     return {**named, **script, **arguments, **followed, **section(run, "versions"), **hosts}

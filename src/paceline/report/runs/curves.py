@@ -62,12 +62,12 @@ def curve(run: RunEntry, metric: str, across: Across) -> tuple[tuple[float, floa
 
 
 def choose_metric(runs: Sequence[RunEntry], requested: str | None) -> str:
-    """Choose the figure to show: the one asked for, or the one that most runs have.
+    """Choose the figure to show: the one asked for, or one that most runs have.
 
     Args:
         runs: The runs.
         requested: A column of `metrics.csv` or `steps.csv`; None for what the first run's
-            `--best-by` says.
+            `--best-by` says, unless most runs haven't that.
 
     Raises:
         UsageError: No run has what was asked for.
@@ -80,8 +80,10 @@ def choose_metric(runs: Sequence[RunEntry], requested: str | None) -> str:
         if name not in known:
             raise UsageError(unknown_name(requested, known, "figure"))
         return name
-    wanted = [runs[0].best_by, *METRICS]
-    return max(wanted, key=lambda name: sum(_has(run, name) for run in runs))
+    counts = {name: sum(_has(run, name) for run in runs) for name in (runs[0].best_by, *METRICS)}
+    if counts[runs[0].best_by] > len(runs) / 2:
+        return runs[0].best_by
+    return max(counts, key=lambda name: counts[name])
 
 
 def _has(run: RunEntry, metric: str) -> bool:

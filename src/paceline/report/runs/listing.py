@@ -178,7 +178,10 @@ def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
 
 
 def usual_run(
-    command: str, doing: str, choose: Callable[[Sequence[RunEntry]], RunEntry | None]
+    command: str,
+    doing: str,
+    choose: Callable[[Sequence[RunEntry]], RunEntry | None],
+    word: str = "RUN_DIR",
 ) -> RunDirectory:
     """Find the run of a command that names none, and say on standard error which.
 
@@ -186,6 +189,7 @@ def usual_run(
         command: Its name, such as `watch`.
         doing: What it does with a run, such as "Watching".
         choose: Chooses among the runs below runs/.
+        word: What names a run in the command's usage.
 
     Raises:
         UsageError: There are none.
@@ -194,7 +198,7 @@ def usual_run(
     if newest is None:
         raise UsageError(
             f"there are no runs in {USUAL_FOLDER.absolute()}. Name a run directory: "
-            f"paceline {command} RUN_DIR"
+            f"paceline {command} {word}"
         )
     note(f"{doing} {USUAL_FOLDER / newest.label}")
     return RunDirectory(newest.report.path)

@@ -33,7 +33,7 @@ def average(
         The means, and the number of samples.
 
     Raises:
-        JobError: The batches gave different figures.
+        JobError: The batches gave different figures, or something else than figures.
     """
     mine = division.parts_of(group.rank)
     names: tuple[str, ...] | None = None
@@ -41,7 +41,7 @@ def average(
     sums: list[list[Tensor]] = [[] for _ in mine]
     samples = [0] * len(mine)
     for batch in batches:
-        found = judge(batch.content)
+        found = _checked(judge(batch.content))
         names = names or tuple(found)
         if tuple(found) != names:
             raise JobError(
@@ -64,6 +64,22 @@ def average(
     return means, int(count)
 
 
+def _checked(found: object) -> Mapping[str, Tensor | float]:
+    """Refuse what a judge gave where it isn't figures by name: users write judges."""
+    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
+        return found
+    raise JobError(
+        f"an evaluation's function gave {_kind(found)}; it should give figures by name, such as "
+        '{"accuracy": scores.argmax(1) == labels}'
+    )
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a dictionary whose keys aren't all text"
+    return "nothing (None)" if value is None else f"an object of type {type(value).__name__}"
+
+
 def _counted(sums: Sequence[Tensor], samples: int, figures: int) -> Tensor:
     """Add one part's batches up: (figures + 1,) float64, the last one the number of samples."""
     added = torch.stack(list(sums)).sum(0).cpu().double() if sums else torch.zeros(figures).double()
@@ -73,7 +89,13 @@ def _counted(sums: Sequence[Tensor], samples: int, figures: int) -> Tensor:
 def _summed(name: str, value: Tensor | float, samples: int, device: torch.device) -> Tensor:
     """Give a figure's sum over a batch: () on the device, float64 where it has that."""
     if not isinstance(value, Tensor):
-        return torch.tensor(float(value) * samples, dtype=widest_float(device), device=device)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise JobError(
+                f"the figure {name!r} of an evaluation is {_kind(value)}; give a number or a tensor"
+            ) from None
+        return torch.tensor(number * samples, dtype=widest_float(device), device=device)
     detached = value.detach().to(device, widest_float(device))
     if detached.numel() == 1:
         return detached.reshape(()) * samples

@@ -85,7 +85,11 @@ class PreviousRun:
                 reference=str(content["reference"]),
                 arguments=_tuples(cast(Mapping[str, OptionValue], content["recipe_arguments"])),
                 settings=_tuples(settings),
-                given=tuple(cast(Sequence[str], content["given"])),
+                given=tuple(
+                    name
+                    for name in cast(Sequence[str], content["given"])
+                    if name not in _OF_ONE_START
+                ),
                 world_size=_count(derived, "world_size", 1),
                 steps_per_epoch=_count(derived, "steps_per_epoch", 0),
                 kind=cast(Kind, content["kind"]),

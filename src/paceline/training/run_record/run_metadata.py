@@ -287,6 +287,9 @@ def parameter_count(model: nn.Module) -> int:
 def _position(engine: Engine) -> str:
     context = engine.context
     state, steps = context.progress.state, context.progress.steps_per_epoch
+    planned = context.config.loop.epochs
+    if steps and state.epoch >= planned:
+        return f"step {state.step}: all {_plural(planned, 'epoch')} done"
     of = f" of {steps} steps" if steps else " steps"
     return f"step {state.step}: epoch {state.epoch + 1}, {state.step_in_epoch}{of} done"
 

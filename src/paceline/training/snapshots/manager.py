@@ -19,6 +19,7 @@ from paceline.data.order import ORDER_VERSION
 from paceline.errors import NonFiniteLossError, SnapshotError
 from paceline.launch.heartbeat import StepNote
 from paceline.metrics.counters import StepCounters
+from paceline.options.figures import plural
 from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
 from paceline.training.snapshots.model_weights import are_finite, load_weights
@@ -402,9 +403,10 @@ class SnapshotManager:
         self._buffer_averager.reset()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
         self._report(
-            f"The snapshot was taken on {state.get('world_size')} workers, and now there are "
-            f"{self._group.world_size}: the samples and their order are the same, but sums are "
-            "rounded otherwise, so that the last bits may differ (with --shards they don't)"
+            f"The snapshot was taken on {plural(int(str(state['world_size'])), 'worker')}, and now "
+            f"there {'is' if self._group.world_size == 1 else 'are'} {self._group.world_size}: the "
+            "samples and their order are the same, but sums are rounded otherwise, so that the "
+            "last bits may differ (with --shards they don't)"
         )
 
 

@@ -109,7 +109,10 @@ def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
         return stopped, "stopped by a signal"
     # then different collectives under the same number: their order differs between workers;
     if (few := _elsewhere(states)) is not None:
-        return few, "in another collective than the others: one was left out, or is one too many"
+        return few, (
+            "in another collective than the others: one was left out, or is one too many, as where "
+            "one worker alone has no s.step(...) for a batch"
+        )
     # then progress: whoever has begun fewer collectives keeps the others waiting;
     places = {state.rank: (state.collectives, state.step or 0) for state in states}
     least = min(places.values())

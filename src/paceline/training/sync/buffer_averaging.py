@@ -81,7 +81,7 @@ class BufferAverager:
                 f"{list_names(names)} by the samples of a worker's own part of each batch, and "
                 "only evaluations and snapshots take the average. The same on any number of "
                 f"workers: --shards {len(rows)} (or more), or have the model add up over all "
-                "workers what it changes them by: s.sum(...)"
+                "workers what it changes them by, s.sum(...), or gather it, s.gather(...)"
             )
             self._warn = None
 

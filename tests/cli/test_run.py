@@ -172,6 +172,7 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 print(dist.get_world_size(), "met")
+dist.barrier()  # nobody leaves while another still connects
 dist.destroy_process_group()
 """
 

@@ -176,8 +176,12 @@ def test_counts_wait_for_the_step_before_where_the_device_is_late(
     gpus: Host, tmp_path: Path
 ) -> None:
     (tmp_path / "cases.py").write_text(CASES)
-    settings = {"PRETEND_GPU_STREAMS": "late", "PRETEND_GPU_BYTES": str(64 << 20)}
-    done = gpus.python("cases.py", directory=tmp_path, **settings)
+    done = gpus.python(
+        "cases.py",
+        directory=tmp_path,
+        PRETEND_GPU_STREAMS="late",
+        PRETEND_GPU_BYTES=str(64 << 20),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert {f"{name} equal 0" for name in (*UNDONE, *COUNTING)} < set(lines)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from paceline.files import why_unreadable
 from paceline.launch.signals import STOP_SIGNALS, stops_handled
 from paceline.options.shell import command_line
 from paceline.options.text import say
@@ -52,7 +53,7 @@ def write_report(run: RunDirectory) -> bool:
     except CutShortError as signalled:
         _print_failure(run, f"{signalled} came meanwhile")
     except OSError as error:
-        _print_failure(run, str(error))
+        _print_failure(run, why_unreadable(error))
     except Exception:  # noqa: BLE001  # a fault of ours must not cost the training its end
         _print_failure(run, traceback.format_exc())
     return False

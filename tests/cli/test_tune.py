@@ -207,3 +207,19 @@ def test_what_is_faster_but_unjudged_is_said(
     tuner.tried = [Tried(change=change, gain=Gain(ratios=speeds))]
     assert _end(asked, tuner) == ExitCode.DONE
     assert line in capsys.readouterr().out
+
+
+def test_a_budget_for_no_change_is_said_to_be_too_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change = Change(name="changed", settings={"precision": "bf16"}, kind="quality")
+    for budget, told in (("10s", "--budget is too short: three trials"), ("1h", "With as much")):
+        asked = replace(_read(("digits", "--budget", budget)), place=tmp_path)
+        tuner = _tuner(asked)
+        tuner.tried = [Tried(change=change)]
+        assert _end(asked, tuner) == ExitCode.DONE
+        assert told in capsys.readouterr().out
+
+
+def test_a_tuning_that_was_stopped_at_once_shows_no_table(tmp_path: Path) -> None:
+    assert _as_text(_tuner(replace(_read(("digits",)), place=tmp_path))) == "Nothing was tried yet."

@@ -1,5 +1,6 @@
 """The report at the end of a training never costs the training its end."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -49,7 +50,11 @@ def test_a_report_that_fails_apart_is_told(
     )
 
 
-@pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("a fault of ours")], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [OSError("disk full"), OSError(errno.ENOSPC, "No space left"), RuntimeError("a fault of ours")],
+    ids=str,
+)
 def test_a_report_that_fails_here_is_told(
     error: Exception,
     run: RunDirectory,
@@ -62,7 +67,10 @@ def test_a_report_that_fails_here_is_told(
     monkeypatch.setattr("paceline.report.page.write_run_report", fail)
     write_report(run)
     told = capsys.readouterr().err
-    assert str(error) in told
+    assert (
+        f"{error.strerror or error}" in told if isinstance(error, OSError) else str(error) in told
+    )
+    assert "[Errno" not in told
     assert ("Traceback" in told) == isinstance(error, RuntimeError)
     assert f"paceline report '{run.path}'" in told
 

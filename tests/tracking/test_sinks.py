@@ -130,6 +130,7 @@ def test_mlflow_goes_on_in_its_first_store_unless_the_user_names_another(
         return note
 
     first, second = trained("first", 2), trained("second", 4)
+    assert "look: MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri " in first.where
     assert second.id == first.id
     assert str(tmp_path / "first") in second.kept_in
     assert not list((tmp_path / "second").iterdir())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from paceline.files import why_unreadable
 from paceline.launch.signals import STOP_SIGNALS, stops_handled
 from paceline.options.shell import command_line
 from paceline.options.text import say
@@ -80,7 +81,9 @@ def _failure_printed(run: RunDirectory) -> Iterator[None]:
             yield
     except CutShortError as signalled:
         _print_failure(run, f"{signalled} came meanwhile")
-    except (OSError, subprocess.SubprocessError) as error:
+    except OSError as error:
+        _print_failure(run, why_unreadable(error))
+    except subprocess.SubprocessError as error:
         _print_failure(run, str(error))
 
 

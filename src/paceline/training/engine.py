@@ -447,12 +447,14 @@ class Engine:
         """Judge the models: evaluation mode, all workers' running statistics, no gradients.
 
         Args:
-            save: Take a snapshot first where it will take long.
+            save: Take a snapshot: first where it will take long, else where a signal ends it.
         """
         context, progress = self.context, self.context.progress
         self.before_collective("s.evaluate(...)")
-        if save and self.begun and progress.expects_long_evaluation:
+        saves = save and self.begun
+        if early := saves and progress.expects_long_evaluation:
             self.snapshot(must=True)
+        last = (lambda: self.snapshot(must=True)) if saves and not early else None
         self.note.operation = EVALUATING
         with (
             context.buffer_averager.averaged_buffers(),
@@ -462,7 +464,7 @@ class Engine:
             eval_mode(context.components.model),
         ):
             yield
-        progress.add_evaluation(agree_on_pause(progress.lap(), self.stop_flag, context.group))
+        progress.add_evaluation(agree_on_pause(progress.lap(), self.stop_flag, context.group, last))
         context.profiler.evaluated(progress.state)
 
     def evaluation_batches(self, loader: EvalLoader, what: str = "") -> Iterator[Batch]:
@@ -472,10 +474,9 @@ class Engine:
             loader: What is evaluated.
             what: Its name on the screen; of the open epoch's validation by default.
         """
-        context, epoch = self.context, self.context.progress.state.epoch + 1
-        place = f"epoch {epoch}/{context.config.loop.epochs}"
+        context, total = self.context, 0 if loader.served.is_stream else len(loader)
+        place = f"epoch {context.progress.state.epoch + 1}/{context.config.loop.epochs}"
         title = what or (f"{place} validation" if self.epoch.is_open else "evaluation")
-        total = 0 if loader.served.is_stream else len(loader)
         for done, batch in enumerate(self.stop_flag.until_signal(loader.batches())):
             context.console.evaluating(title, done, total)
             yield batch
@@ -490,9 +491,8 @@ class Engine:
         if budget_s is None or progress.state.eval_s is not None or not loader.num_samples:
             return
         self.note.operation = EVALUATING
-        most_s = min(_TIMING_S, budget_s / 20)
         with torch.no_grad(), eval_mode(context.components.model):
-            sample_s = time_batches(judge, loader.batches(), most_s)
+            sample_s = time_batches(judge, loader.batches(), min(_TIMING_S, budget_s / 20))
         share = -(-loader.num_samples // group.world_size)
         found = torch.tensor([share * sample_s, progress.lap()], dtype=torch.float64)
         rows = group.gather_rows(found)  # (world_size, 2)

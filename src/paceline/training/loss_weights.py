@@ -76,11 +76,8 @@ class LossWeights:
         self._has_looked = context.division.parts == 1
         self.sums: Tensor | None = None
         """(parts,), of `widest_float`: the open step's weights; None before the first one."""
-
-    @property
-    def is_plain(self) -> bool:
+        self.is_plain = self._has_looked
         """Whether a loss without a weight needs nothing but its backward pass."""
-        return self.sums is None and self._has_looked
 
     def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
         """Run a backward pass. Collective as that of the `GradientSync`.
@@ -128,7 +125,7 @@ class LossWeights:
                 "has another amount of: the training depends on their number, unless "
                 f"s.step(loss, ...) or s.backward(loss, ...) has{found.partition(':')[2]}"
             )
-        self._has_looked = True
+        self._has_looked = self.is_plain = True
 
     def _check(self, *, more: bool) -> None:
         if more:
@@ -146,6 +143,7 @@ class LossWeights:
         division = self._context.division
         if self.sums is None:
             self.sums = torch.zeros(division.parts, dtype=counts.dtype, device=counts.device)
+            self.is_plain = False
         mine = division.parts_of(self._context.group.rank).start
         self.sums[batch.part if batch is not None and division.is_fixed else mine] += counts
 
@@ -156,6 +154,7 @@ class LossWeights:
             samples: Of the step over all workers.
         """
         sums, self.sums = self.sums, None
+        self.is_plain = self._has_looked
         if sums is None:  # this worker had only what stands in for samples
             division, device = self._context.division, self._context.group.device
             sums = torch.zeros(division.parts, dtype=widest_float(device), device=device)

@@ -8,7 +8,7 @@ SIGTERM become a flag, which is part of the status.
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -200,13 +200,16 @@ def _describe_other_steps(rank: int, own: Status) -> str:
     )
 
 
-def agree_on_pause(lap_s: float, flag: StopFlag, group: Group) -> float:
+def agree_on_pause(
+    lap_s: float, flag: StopFlag, group: Group, save: Callable[[], None] | None = None
+) -> float:
     """Learn from the others how an evaluation has ended. Collective.
 
     Args:
         lap_s: How long it took this worker.
         flag: Whether a signal has cut it short here.
         group: The workers.
+        save: Saves what was trained, which a signal would lose; called by all workers or none.
 
     Returns:
         How long it took rank 0.
@@ -216,6 +219,8 @@ def agree_on_pause(lap_s: float, flag: StopFlag, group: Group) -> float:
     """
     rows = group.gather_rows(torch.tensor([lap_s, flag.cut_short], dtype=torch.float64))
     if rows[:, 1].any():
+        if save is not None:
+            save()
         raise InterruptedTraining
     return float(rows[0, 0])
 

@@ -1,9 +1,11 @@
 """URLs of copies, and what messages about them leave out."""
 
+import errno
+
 import pytest
 
 from paceline.checkpoint.options import SnapshotOptions
-from paceline.checkpoint.remote.url import check_url, copies_of, is_url, without_secrets
+from paceline.checkpoint.remote.url import check_url, copies_of, is_url, reason_of, without_secrets
 from paceline.errors import UsageError
 
 
@@ -76,6 +78,11 @@ def test_a_run_has_a_place_of_its_own() -> None:
 )
 def test_messages_hold_no_secrets(said: str) -> None:
     assert "hunter2" not in without_secrets(said)
+
+
+def test_what_the_system_says_has_no_number() -> None:
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/b")
+    assert reason_of(error) == "/proc/b: No such file or directory"
 
 
 def test_other_messages_stay() -> None:

@@ -68,6 +68,37 @@ def test_release_ends_it_and_can_be_repeated() -> None:
     assert forkserver.server_pid() is None
 
 
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_start_that_was_given_up_ends_without_a_traceback(given_up: bool) -> None:
+    """Its semaphores are gone by the time that it is handed them; what else fails is shown."""
+    code = (
+        "import multiprocessing, sys, _multiprocessing\n"
+        "from paceline.launch.local import forkserver\n"
+        "forkserver.prepare((), 1)\n"
+        "start = multiprocessing.get_context('forkserver')\n"
+        "lock = start.Lock()\n"
+        "_multiprocessing.sem_unlink(lock._semlock.name)\n"
+        "class Other:\n"
+        "    def __reduce__(self): return open, ('/nowhere/at/all',)\n"
+        f"worker = start.Process(target=print, args=(lock if {given_up} else Other(),))\n"
+        "worker.start()\n"
+        "worker.join()\n"
+        "print(worker.exitcode)\n"
+        "print('exit:', file=sys.stderr, flush=True)\n"  # where the lock itself complains
+        "forkserver.release()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "1\n"
+    shown = result.stderr.partition("exit:")[0]
+    assert ("Traceback" in shown) is not given_up
+
+
 def test_preparing_imports_no_torch() -> None:
     code = (
         "import sys\n"

@@ -32,7 +32,11 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_where_and_how_it_was_shown_belong_to_one_start(run: RunDirectory) -> None:
-    assert not PreviousRun.read(run).settings.keys() & {"workers", "on", "progress"}
+    content = run.read_run()
+    run.run_json.write_text(json.dumps(content | {"given": ["optimizer", "dropout", "workers"]}))
+    past = PreviousRun.read(run)
+    assert not past.settings.keys() & {"workers", "on", "progress"}
+    assert past.given == ("optimizer", "dropout")
 
 
 def test_the_global_batch_is_kept_on_any_number_of_workers(run: RunDirectory) -> None:

@@ -16,6 +16,7 @@ from paceline.training.run_record import run_metadata
 from paceline.training.run_record.run_metadata import (
     _kernels_line,
     _peak_gpu_memory,
+    _position,
     _target_line,
     describe_batch,
 )
@@ -115,6 +116,19 @@ def test_the_kernels_of_a_gpu_and_what_would_be_faster(
 )
 def test_the_target_is_said_at_the_start(options: LoopOptions, told: list[str]) -> None:
     assert _target_line(options) == told
+
+
+@pytest.mark.parametrize(
+    ("epoch", "told"),
+    [(1, "step 23: epoch 2, 3 of 10 steps done"), (2, "step 23: all 2 epochs done")],
+)
+def test_where_a_training_goes_on_is_said(epoch: int, told: str) -> None:
+    state = SimpleNamespace(step=23, epoch=epoch, step_in_epoch=3)
+    context = SimpleNamespace(
+        progress=SimpleNamespace(state=state, steps_per_epoch=10),
+        config=SimpleNamespace(loop=LoopOptions(epochs=2)),
+    )
+    assert _position(cast(Engine, SimpleNamespace(context=context))) == told
 
 
 def test_the_memory_of_each_workers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,11 +73,10 @@ class LossWeights:
         """
         self._context = context
         self._sync = sync
-        self._has_looked = context.division.parts == 1
+        self.is_plain = self._has_looked = context.division.parts == 1
+        """Whether a loss without a weight needs nothing but its backward pass."""
         self.sums: Tensor | None = None
         """(parts,), of `widest_float`: the open step's weights; None before the first one."""
-        self.is_plain = self._has_looked
-        """Whether a loss without a weight needs nothing but its backward pass."""
 
     def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
         """Run a backward pass. Collective as that of the `GradientSync`.
@@ -96,7 +95,7 @@ class LossWeights:
         """
         if weight is None:
             if self.sums is not None:
-                self.sums = None
+                self.sums, self.is_plain = None, self._has_looked
                 raise UsageError(
                     "a loss without weight=... in a step whose other losses have one: give each "
                     "batch its weight, or none"
@@ -125,7 +124,7 @@ class LossWeights:
                 "has another amount of: the training depends on their number, unless "
                 f"s.step(loss, ...) or s.backward(loss, ...) has{found.partition(':')[2]}"
             )
-        self._has_looked = self.is_plain = True
+        self.is_plain = self._has_looked = True
 
     def _check(self, *, more: bool) -> None:
         if more:
@@ -142,8 +141,8 @@ class LossWeights:
     def _note(self, counts: Tensor, batch: Batch | None) -> None:
         division = self._context.division
         if self.sums is None:
-            self.sums = torch.zeros(division.parts, dtype=counts.dtype, device=counts.device)
             self.is_plain = False
+            self.sums = torch.zeros(division.parts, dtype=counts.dtype, device=counts.device)
         mine = division.parts_of(self._context.group.rank).start
         self.sums[batch.part if batch is not None and division.is_fixed else mine] += counts
 
@@ -153,8 +152,7 @@ class LossWeights:
         Args:
             samples: Of the step over all workers.
         """
-        sums, self.sums = self.sums, None
-        self.is_plain = self._has_looked
+        sums, self.sums, self.is_plain = self.sums, None, self._has_looked
         if sums is None:  # this worker had only what stands in for samples
             division, device = self._context.division, self._context.group.device
             sums = torch.zeros(division.parts, dtype=widest_float(device), device=device)

@@ -28,6 +28,7 @@ from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import (
     LoopChecks,
+    RareReplicaChecks,
     ReplicaChecks,
     ReproducibilityChecks,
     StreamChecks,
@@ -238,9 +239,11 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
         yield ReproducibilityChecks(numerics, agree)
     every = check_every(config)
-    if every or has_alike_weights(config):
-        drift = ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
-        yield ReplicaChecks(drift, None if every else warn)
+    drift = ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
+    if every:
+        yield ReplicaChecks(drift)
+    elif has_alike_weights(config):
+        yield RareReplicaChecks(drift, warn)
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.progress, group, most, say.say)

@@ -27,6 +27,7 @@ from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import (
     LoopChecks,
+    RareReplicaChecks,
     ReplicaChecks,
     ReproducibilityChecks,
     StreamChecks,
@@ -54,6 +55,7 @@ TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     MetricsLogger: {},
     LoopChecks: {},
     StreamChecks: {},
+    RareReplicaChecks: {},
     ReplicaChecks: {"check_every": 2},
     ReproducibilityChecks: {"shards": 2},
     OptimizerStep: {"precision": "fp16"},

@@ -102,21 +102,14 @@ class StreamChecks(StepHook):
 class ReplicaChecks(StepHook):
     """Compares the workers' weights every few steps, and when the training is over.
 
-    Raises a JobError where they have drifted apart. Where nobody has asked for it, weights are
-    compared after the first epoch and at the end alone, and a difference is a warning: it may be
-    that of two kinds of GPUs. Learning rates are compared after each epoch: they are the script's.
+    Raises a JobError where they have drifted apart.
     """
 
-    def __init__(
-        self, drift: ReplicaConsistency, warn: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, drift: ReplicaConsistency) -> None:
         """Args:
         drift: Compares the workers.
-        warn: Called with what differs, instead of an error; None raises it.
         """
         self._drift = drift
-        self._warn = warn
-        self._has_compared = self._has_warned = False
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -128,16 +121,41 @@ class ReplicaChecks(StepHook):
         """Compare where it is due."""
         self._drift.check(step)
 
+    def end_training(self, step: int) -> None:
+        """Compare once more, whatever is due."""
+        self._drift.compare(step)
+
+
+@final
+class RareReplicaChecks(StepHook):
+    """Compares the workers where nobody has asked for it: seldom, and nothing in a step.
+
+    Learning rates after each epoch: they are the script's, and a difference is an error. Weights
+    after the first epoch and at the end: a difference is told, since it may be that of two kinds of
+    GPUs.
+    """
+
+    def __init__(self, drift: ReplicaConsistency, warn: Callable[[str], None]) -> None:
+        """Args:
+        drift: Compares the workers.
+        warn: Called with what the user has to know.
+        """
+        self._drift = drift
+        self._warn = warn
+        self._has_compared = self._has_warned = False
+
     def end_epoch(self, row: EpochRow) -> None:
-        """Compare rates, and after the first epoch weights, where it isn't done every few steps."""
-        if self._warn is None:
-            return
+        """Compare rates, and after the first epoch weights. Collective.
+
+        Raises:
+            JobError: Rates differ.
+        """
         self._drift.compare_rates(row.step)
         if not self._has_compared:
             self._compare(row.step)
 
     def end_training(self, step: int) -> None:
-        """Compare once more, whatever is due."""
+        """Compare weights once more, unless their difference has been told."""
         if not self._has_warned:
             self._compare(step)
 
@@ -146,8 +164,6 @@ class ReplicaChecks(StepHook):
         try:
             self._drift.compare(step)
         except JobError as error:
-            if self._warn is None:
-                raise
             self._has_warned = True
             self._warn(str(error))
 

@@ -6,11 +6,11 @@ import signal
 import sys
 import threading
 from contextlib import suppress
-from types import FrameType
 
 from paceline.cli.app import main, prints_its_result
 from paceline.errors import ExitCode
 from paceline.launch.local.streams import open_closed_streams, tolerate_failing_output, why_lost
+from paceline.launch.signals import CommandInterrupt
 
 
 def run() -> None:
@@ -18,19 +18,12 @@ def run() -> None:
     open_closed_streams()
     needs_output = prints_its_result(sys.argv[1:])
     tolerate_failing_output(needs_reader=needs_output)
-    interrupted: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if interrupted:  # the first is taking its time
-            os._exit(ExitCode.RESUMABLE)
-        interrupted.append(number)
-        raise KeyboardInterrupt
-
+    interrupt = CommandInterrupt()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
     code = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is over: a late one changes nothing
-    if interrupted and code != ExitCode.DONE:
+    if interrupt.received and code != ExitCode.DONE:
         code = ExitCode.RESUMABLE  # whatever a library made of the interruption
     code = _flushed(code, needs_output)
     if "torch" in sys.modules:

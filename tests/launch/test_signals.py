@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,9 +16,11 @@ from paceline.launch import signals
 from paceline.launch.processes import WorkerSupervisor
 from paceline.launch.restart_policy import STOP_S
 from paceline.launch.signals import (
+    CommandInterrupt,
     InterruptedStartError,
     Interrupts,
     StopRequestedError,
+    signals_raised,
     stop_requests,
 )
 from tests.launch.waiting import alive, patient, until
@@ -217,6 +220,23 @@ def _import_that_a_signal_breaks() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     except InterruptedStartError:
         raise ImportError("cannot load module more than once per process") from None
+
+
+def test_an_interruption_that_an_import_has_lost_starts_no_workers() -> None:
+    before = signal.signal(signal.SIGINT, CommandInterrupt())
+    try:
+        with signals_raised(), Interrupts().caught() as interrupts:
+            assert not interrupts.received
+        with suppress(KeyboardInterrupt):  # as torch does while it imports numpy
+            signal.raise_signal(signal.SIGINT)
+        with Interrupts().caught() as interrupts:
+            assert interrupts.received
+            with pytest.raises(InterruptedStartError), interrupts.starting():
+                pytest.fail("nothing is started")
+        with pytest.raises(KeyboardInterrupt), signals_raised():
+            pytest.fail("nothing is measured")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_error_without_a_signal_stays_what_it_is() -> None:

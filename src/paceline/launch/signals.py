@@ -1,12 +1,14 @@
 """Signals while workers, or a job, run: the first asks to stop, the second to end at once."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol, final
 
+from paceline.errors import ExitCode
 from paceline.launch.restart_policy import StopGrace
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,9 +37,38 @@ def stops_handled(
             signal.signal(number, usual)
 
 
-def signals_raised() -> AbstractContextManager[object]:
+@final
+class CommandInterrupt:
+    """Handles Ctrl-C of a command: the first raises KeyboardInterrupt, a second ends the process.
+
+    What is raised within an import may be lost: torch's C code takes a failed `import numpy` for
+    one that isn't installed. `received` stays, so that no workers are started after that.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle it."""
+        if self.received:  # the first is taking its time
+            os._exit(ExitCode.RESUMABLE)
+        self.received = True
+        raise KeyboardInterrupt
+
+
+def was_interrupted() -> bool:
+    """Tell whether Ctrl-C came before, which may have been lost on its way."""
+    usual = signal.getsignal(signal.SIGINT)
+    return isinstance(usual, CommandInterrupt) and usual.received
+
+
+@contextmanager
+def signals_raised() -> Iterator[None]:
     """Have each signal that asks to stop raise KeyboardInterrupt in the block."""
-    return stops_handled(_interrupt)
+    if was_interrupted():
+        raise KeyboardInterrupt
+    with stops_handled(_interrupt):
+        yield
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -145,6 +176,8 @@ class Interrupts:
     @contextmanager
     def caught(self) -> Iterator["Interrupts"]:
         """Handle the signals in the block. One that is ignored (nohup) stays ignored."""
+        if was_interrupted():
+            self.note_received()
         with stops_handled(self._handle) as self._caught:
             yield self
 

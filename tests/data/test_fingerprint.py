@@ -1,7 +1,9 @@
 """One line that tells two data sets apart."""
 
+import logging
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +96,30 @@ def test_others_by_type_and_size_alone() -> None:
     assert data_fingerprint(Stream()) == "Stream"
 
 
+class Joined:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def join(self) -> str:
+        return self.text
+
+
+held_by = cache(Joined)
+
+
+class Lazy(Mapping[str, int]):
+    """A file's groups, say: whose length isn't known once it is closed."""
+
+    def __len__(self) -> int:
+        raise ValueError("closed")
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("nothing is read")
+
+    def __getitem__(self, key: str) -> int:
+        raise AssertionError("nothing is read")
+
+
 def curriculum() -> SimpleNamespace:
     """Stand for a data set with what one may have in its attributes."""
     held = SimpleNamespace(
@@ -103,6 +129,11 @@ def curriculum() -> SimpleNamespace:
         order=np.arange(10),
         shared=multiprocessing.Value("i", 0),
         transform=SimpleNamespace(steps=[SimpleNamespace(p=0.1)]),
+        collate=partial(max, default=1),
+        resize=np.sqrt,
+        decode=held_by("a").join,
+        open=lambda: None,
+        boxes=[[0] * 500 for _ in range(3000)],  # more than is looked at
     )
     held.itself = held
     return held
@@ -120,6 +151,9 @@ def curriculum() -> SimpleNamespace:
         lambda held: setattr(held.transform.steps[0], "p", 0.2),
         lambda held: held.transform.steps.append(SimpleNamespace(p=0.1)),
         lambda held: setattr(held, "further", None),
+        lambda held: setattr(held, "collate", partial(max, default=2)),
+        lambda held: setattr(held, "decode", held_by("b").join),
+        lambda held: setattr(held, "open", lambda: 1),
     ],
 )
 def test_a_change_of_an_attribute_shows(change: Callable[[SimpleNamespace], object]) -> None:
@@ -129,3 +163,10 @@ def test_a_change_of_an_attribute_shows(change: Callable[[SimpleNamespace], obje
     assert describe_state(data) == before
     change(held)
     assert describe_state(data) != before
+
+
+def test_what_is_everybodys_or_a_file_isnt_looked_into() -> None:
+    data = SimpleNamespace(file=Lazy(), log=logging.getLogger("data"), module=logging)
+    before = describe_state(data)
+    logging.getLogger("another").isEnabledFor(logging.INFO)
+    assert describe_state(data) == before

@@ -392,6 +392,38 @@ def test_evaluations_and_snapshots_are_counted_by_the_clock(tmp_path: Path) -> N
     run_ranks(1, body)
 
 
+@pytest.mark.parametrize("where", ["behind the step", "in a long evaluation"])
+def test_a_snapshot_within_the_loop_over_batches_is_of_a_whole_step(
+    where: str, tmp_path: Path
+) -> None:
+    """Behind `s.step` weights are a step ahead of what is counted: no batch is trained twice."""
+
+    def body(group: Group, name: str, ends: bool) -> list[Tensor]:
+        with session_on(group, tmp_path / name) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                    if s.steps_done == 2 and where == "behind the step":
+                        s.snapshot(must=True)
+                    elif s.steps_done == 2:
+                        s.engine.context.progress.state.eval_s = 1e9  # so that it saves first
+                        s.evaluate(lambda _: {"ones": 1.0}, test)
+                    elif s.steps_done == 3 and ends:
+                        raise ArithmeticError
+            return weights_of(model)
+
+    (whole,) = run_ranks(1, body, "whole", False)
+    with pytest.raises(RankError, match="ArithmeticError"):
+        run_ranks(1, body, "stopped", True)
+    assert (tmp_path / "stopped" / "snapshots" / "step-000000000002").is_dir()
+    (resumed,) = run_ranks(1, body, "stopped", False)
+    assert all(map(torch.equal, resumed, whole))
+
+
 def test_a_snapshot_that_counts_samples_in_another_order_is_refused(tmp_path: Path) -> None:
     def body(group: Group, order: int) -> None:
         vars(manager)["ORDER_VERSION"] = order

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
-from paceline.errors import UsageError
+from paceline.errors import JobError, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.session import Session
-from tests.support.ranks import run_ranks
+from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
     EPOCHS,
@@ -93,3 +93,31 @@ def test_where_the_samples_are_not_there_at_once_it_is_refused(
             misuse(s)
 
     run_ranks(1, body)
+
+
+@pytest.mark.parametrize("unlike", ["shapes", "types"])
+def test_rows_that_are_unlike_are_refused_on_all_workers(unlike: str, tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        differs = bool(group.rank)
+        with session_on(group, tmp_path) as s:
+            s.model(net())
+            kind = torch.float64 if unlike == "types" and differs else torch.float32
+            rows = torch.ones(2, 3 + (unlike == "shapes" and differs), dtype=kind)
+            with pytest.raises(JobError, match="unlike shapes or types"):
+                s.gather(rows)
+
+    run_ranks(2, body)
+
+
+def test_a_weight_of_what_is_gathered_is_refused(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for inputs, _ in map(pair_of, batches):
+                    s.step(s.gather(model(inputs)).mean(), weight=3)
+
+    with pytest.raises(RankError, match=r"can't be combined with s\.gather"):
+        run_ranks(1, body)

@@ -180,6 +180,14 @@ def smoothed(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return total
 
 
+def of_two(scores: Tensor) -> Tensor:
+    return torch.stack([scores, scores], 2)
+
+
+def ignored(targets: Tensor) -> Tensor:
+    return torch.full_like(targets, -100)
+
+
 @pytest.mark.parametrize(
     ("loss", "mean"),
     [
@@ -189,6 +197,10 @@ def smoothed(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         (smoothed, "the weights of its targets'"),
         (lambda m, x, y: F.cross_entropy(m(x), y, weight=CLASSES, reduction="sum"), None),
         (lambda m, x, y: F.mse_loss(m(x)[:, 0], y.float()), None),
+        # What each sample has as much of, and what may be added up rightly.
+        (lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.ones(2)), None),
+        (lambda m, x, y: F.cross_entropy(of_two(m(x)), torch.stack([y, ignored(y)], 1)), None),
+        (lambda m, x, y: mean_of_counted(m, x, y) + F.cross_entropy(m(x), y), None),
     ],
 )
 def test_what_a_loss_is_a_mean_over(loss: Loss, mean: str | None) -> None:

@@ -8,7 +8,10 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
+from functools import partial
 from itertools import islice
+from logging import Handler, Logger, Manager
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,8 @@ _SAMPLED = 64
 _SHOWN = 12
 _MOST_ITEMS = 1000
 """Of a list or dictionary that is looked at whole."""
+_KNOWN_BY_PLACE = type | FunctionType | ModuleType | random.Random | Logger | Handler | Manager
+"""What isn't looked into: much more hangs on it than a data set's own."""
 _MOST_LOOKS = 20_000
 """Values that are looked at: some milliseconds."""
 
@@ -72,7 +77,8 @@ def describe_state(data: object) -> tuple[object, ...]:
 
     Attributes of what it holds (a wrapped data set, a transform) are listed as well. Plain values
     count by what they are, tensors and arrays by where they lie, by a few elements and by the
-    changes that torch counts, long lists by their length and some items. Nothing is read by item.
+    changes that torch counts, functions by which they are, long lists by their length and some
+    items. Nothing is read by item.
 
     Args:
         data: Any data set.
@@ -81,9 +87,9 @@ def describe_state(data: object) -> tuple[object, ...]:
 
 
 def _looks(data: object) -> Iterator[object]:
-    waiting, seen = [data], set[int]()
-    while waiting:
-        value = waiting.pop()
+    waiting, later, seen = deque([data]), deque[object](), set[int]()
+    while waiting or later:  # what is nearest first, and many values after single ones
+        value = (waiting or later).popleft()
         if value is None or isinstance(value, str | bytes | int | float | complex):
             yield value
             continue
@@ -98,17 +104,25 @@ def _looks(data: object) -> Iterator[object]:
             some = value.flat[:: max(1, value.size // _SAMPLED)] if value.dtype != object else None
             yield id(value)
             yield 0 if some is None else zlib.crc32(some.tobytes())
-        elif isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             yield len(value)
-            parts = _flat(value) if isinstance(value, Mapping) else list(value)
+            parts = _flat(value) if isinstance(value, dict) else list(value)
             step = 1 if len(parts) <= _MOST_ITEMS else len(parts) // _SAMPLED
-            waiting += parts[::step]
+            (waiting if len(parts) <= _SAMPLED else later).extend(parts[::step])
         elif type(value).__module__.startswith(("multiprocessing", "ctypes")):
             yield getattr(value, "value", None)  # multiprocessing.Value: shared, and set anew
-        elif isinstance(value, type | random.Random) or not hasattr(value, "__dict__"):
+        elif isinstance(value, partial | MethodType):
+            waiting += _of_callable(value)
+        elif isinstance(value, _KNOWN_BY_PLACE | Mapping) or not hasattr(value, "__dict__"):
             yield id(value)
         else:
             waiting += _flat(vars(value))
+
+
+def _of_callable(value: "partial[Any] | MethodType") -> list[object]:
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    return [value.func, value.args, value.keywords]
 
 
 def _flat(named: Mapping[Any, object]) -> list[object]:

@@ -65,7 +65,9 @@ _KINDS: Mapping[str, _Kind] = {
         counts_memory=False,
     ),
 }
-_ANY_OTHER = _Kind(noun="a device", copies_beside=False, reports_bf16=False, counts_memory=False)
+_ANY_OTHER = _Kind(
+    noun="a device", copies_beside=False, has_fused=False, reports_bf16=False, counts_memory=False
+)
 
 
 def _kind(device: torch.device) -> _Kind:

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from paceline.distributed.device import has_fused
+from paceline.distributed.device import free_bytes, has_fused
 from paceline.optim.table import OPTIMIZERS, OptimizerEntry
 
+OF_SESSION = "_is_of_session"
+"""Attribute of an optimizer's `step` that a session has put there."""
 _COUNT = "step"
 """Where optimizers count their steps: for a parameter, or in a group."""
 
@@ -72,7 +74,11 @@ def _has_plain_step(optimizer: Optimizer) -> bool:
         torch_optimizer._global_optimizer_pre_hooks,
         torch_optimizer._global_optimizer_post_hooks,
     )
-    return not any(hooks) and unwrap(optimizer.step) is unwrap(type(optimizer).step)
+    # The session's own wrapper, and that of a learning-rate scheduler, do nothing to the weights.
+    step, plain = optimizer.step, type(optimizer).step
+    while getattr(step, "_wrapped_by_lr_sched", False) or getattr(step, OF_SESSION, False):
+        step = step.__wrapped__  # type: ignore[attr-defined]  # both have it
+    return not any(hooks) and getattr(step, "__func__", step) in (plain, unwrap(plain))
 
 
 @final
@@ -204,6 +210,9 @@ class _UndoableSteps:
         result: object = self._optimizer.step()
         held = _Held.by(self._optimizer)
         self._layout = held.layout if held.can_be_copied(overflows.device) else None
+        # The step needs room as well, of up to the same size.
+        size = sum(tensor.nbytes for tensors in held.tensors.values() for tensor in tensors)
+        self._has_memory = not 0 < free_bytes(overflows.device) < 2 * size
         return result
 
     def _count(self, overflows: Tensor) -> None:

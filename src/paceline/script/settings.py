@@ -43,7 +43,8 @@ class SessionSettings(TypedDict, total=False):
     check_every: int | None
     """Compare the workers' weights and learning rates every this many steps, bit by bit, and
     name a worker that has drifted; 0 never does. Default: 100 with --shards; else rates after
-    each epoch, and weights after the first and at the end, where a difference is a warning."""
+    each epoch, and weights after the first and at the end, where a difference is a warning;
+    with --sync auto, local and diloco none."""
 
     global_batch: int | None
     """Samples that one optimizer step sees, over all workers together: not a worker's share."""

@@ -37,6 +37,8 @@ class OpenStep:
     """The last step whose loss has been counted: a second one belongs to another optimizer."""
     updated: int = -1
     """The last step with an update."""
+    has_gathered: bool = False
+    """Whether the script has gathered all workers' rows."""
     skipped: int = 0
     """Steps about a batch without a backward pass, in this process."""
 

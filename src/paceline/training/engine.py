@@ -433,9 +433,13 @@ class Engine:
         return agreed
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
-        """Save everything needed to resume exactly, written in the background."""
+        """Save everything needed to resume exactly, in the background; an open step ends first."""
         progress = self.context.progress
         self.before_collective("s.snapshot()")
+        if self.step.updated == progress.state.step:  # weights are ahead of what is counted
+            progress.save_after_step(best=best)
+            return
+        best = best or progress.saves_best
         agreed = self.agree(self.context.buffer_averager.own)
         self.note.operation = "snapshot"
         progress.saved()
@@ -482,10 +486,7 @@ class Engine:
             yield batch
 
     def time_evaluation(self, judge: BatchMetrics, loader: EvalLoader) -> None:
-        """Time an evaluation by its first batches, where a time budget must leave room for it.
-
-        Changes nothing that is trained, and counts as training time.
-        """
+        """Time an evaluation by its first batches, where a time budget must leave room for it."""
         context, progress = self.context, self.context.progress
         budget_s, group = progress.budget_s, context.group
         if budget_s is None or progress.state.eval_s is not None or not loader.num_samples:
@@ -493,9 +494,8 @@ class Engine:
         self.note.operation = EVALUATING
         with torch.no_grad(), eval_mode(context.components.model):
             sample_s = time_batches(judge, loader.batches(), min(_TIMING_S, budget_s / 20))
-        share = -(-loader.num_samples // group.world_size)
-        found = torch.tensor([share * sample_s, progress.lap()], dtype=torch.float64)
-        rows = group.gather_rows(found)  # (world_size, 2)
+        eval_s = -(-loader.num_samples // group.world_size) * sample_s
+        rows = group.gather_rows(torch.tensor([eval_s, progress.lap()], dtype=torch.float64))
         progress.timed_eval_s = float(rows[:, 0].max())
         progress.add_pause(float(rows[0, 1]))
         warning = describe_too_long(
@@ -536,7 +536,7 @@ class Engine:
         optimizer_step = context.optimizer_step
         number = context.progress.state.step
         optimizer_step.has_gradients = optimizer_step.holds_pieces = False
-        self.step.loss_before = None
+        self.step.loss_before, self.step.has_gathered = None, False
         self.note.begin(number + 1)
         context.random.at_step(number)
 
@@ -590,8 +590,8 @@ class Engine:
         if progress.state.step >= progress.next_agreement:
             self.agree()
             self._stop_on_signal()
-        if progress.due_to_save():
-            self.snapshot()
+        if progress.saves_next or progress.due_to_save():
+            self.snapshot(must=progress.saves_next)
 
     def _stop_on_signal(self) -> None:
         if self.context.progress.stopping == "signal":

@@ -3,6 +3,7 @@
 Every worker computes the same loss, over all samples.
 """
 
+import zlib
 from typing import Any, final
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from paceline.distributed.group import Group
-from paceline.errors import UsageError
+from paceline.errors import JobError, UsageError
 from paceline.training.batches.loader import EvalLoader
 from paceline.training.context import TrainingContext
 
@@ -28,7 +29,8 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
         (M, ...), the rows of all workers in the order of the batch.
 
     Raises:
-        UsageError: A worker doesn't have its samples at once, or not as often as others.
+        UsageError: A worker doesn't have its samples at once.
+        JobError: The workers' rows have different shapes or types.
     """
     plan, group, batch = context.progress.plan, context.group, context.step.batch
     if context.division.is_fixed:
@@ -46,6 +48,7 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
             f"{_CALL} about a batch to evaluate on: workers may have unequal numbers of these. Let "
             "the evaluation judge each sample by itself"
         )
+    context.step.has_gathered = True
     if group.world_size == 1:
         return tensor
     if batch is None:
@@ -66,7 +69,14 @@ class _Gathered(Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Group, factor: float) -> Tensor:  # torch's own type
-        sizes = group.gather_rows(torch.tensor([len(own)]))[:, 0].tolist()
+        kind = f"{own.dtype} {tuple(own.shape[1:])}"
+        found = group.gather_rows(torch.tensor([len(own), zlib.crc32(kind.encode())]))
+        if not (found[:, 1] == found[0, 1]).all():
+            raise JobError(
+                f"{_CALL}: the workers' rows have unlike shapes or types, {kind} on rank "
+                f"{group.rank}: pad the rows of all workers to one length"
+            )
+        sizes = found[:, 0].tolist()
         ctx.factor, ctx.start, ctx.stop = factor, sum(sizes[: group.rank]), len(own)
         ctx.stop += ctx.start
         padded = own.new_zeros(max(sizes), *own.shape[1:])

@@ -29,15 +29,15 @@ def describe_weighted_mean(loss: Tensor) -> str | None:
     Args:
         loss: Before its backward pass.
     """
-    waiting = deque([loss.grad_fn])
+    waiting, found = deque([loss.grad_fn]), list[str | None]()
     for _ in range(_NODES):
         node = waiting.popleft() if waiting else None
         if node is None:
             continue
-        if node.name().startswith("NllLoss") and (found := _describe_nll(node)):
-            return found
+        if node.name().startswith("NllLoss"):
+            found.append(_describe_nll(node))
         waiting.extend(before for before, _ in node.next_functions)
-    return None
+    return found.pop() if len(found) == 1 else None  # of several they may be added up rightly
 
 
 def _describe_nll(node: Node) -> str | None:
@@ -49,11 +49,13 @@ def _describe_nll(node: Node) -> str | None:
     )
     if reduction != _MEAN or not isinstance(total, Tensor) or not isinstance(targets, Tensor):
         return None
-    if weight is not None:
+    ignored = int(getattr(node, "_saved_ignore_index", -100))
+    counts = targets.ne(ignored).flatten(1).sum(1) if targets.dim() > 1 else None
+    if isinstance(weight, Tensor) and len(weight.unique()) > 1:
         return "the weights of its targets' classes: weight=class_weights[targets].sum()"
-    if int(total) != targets.numel():
-        return "the targets that it doesn't ignore: weight=(targets != ignore_index).sum()"
-    return None
+    if int(total) == targets.numel() or (counts is not None and len(counts.unique()) == 1):
+        return None  # as many of each sample
+    return "the targets that it doesn't ignore: weight=(targets != ignore_index).sum()"
 
 
 @final
@@ -121,7 +123,7 @@ class LossWeights:
         if not self._has_looked and (found := describe_weighted_mean(loss)):
             self._context.optimizer_step.report(
                 f"the loss is a mean over {found.partition(':')[0]}, which each worker or shard "
-                "has another amount of: the training depends on their number, unless "
+                "may have another amount of: the training depends on their number, unless "
                 f"s.step(loss, ...) or s.backward(loss, ...) has{found.partition(':')[2]}"
             )
         self.is_plain = self._has_looked = True
@@ -131,6 +133,11 @@ class LossWeights:
             raise UsageError(
                 "weight=... in one of several backward passes about a batch: add the losses up, "
                 "each times its weight, and divide by one weight"
+            )
+        if self._context.step.has_gathered:
+            raise UsageError(
+                "weight=... can't be combined with s.gather(...): what is computed of all workers' "
+                "samples counts once. Multiply the loss, or its parts, instead"
             )
         if self._context.optimizer_step.counts_batches:
             raise UsageError(

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
 from paceline.optim.build import clip_gradients
-from paceline.optim.loss_scaler import LossScaler
+from paceline.optim.loss_scaler import OF_SESSION, LossScaler
 from paceline.training.hooks.base import StepHook
 from paceline.training.profiling.step_profiler import StepProfiler
 
@@ -253,6 +253,7 @@ class ScriptOptimizer:
             self._update(optimizer)
             return None
 
+        vars(step)[OF_SESSION] = True
         return step
 
     def _zero_around(self, plain: Callable[..., None]) -> Callable[..., None]:

@@ -53,7 +53,8 @@ class LoopOptions:
     check_every: int | None = None
     """Compare the workers' weights and learning rates every this many steps, bit by bit, and name a
     worker that has drifted; 0 never does. Default: 100 with --shards; else rates after each
-    epoch, and weights after the first and at the end, where a difference is a warning."""
+    epoch, and weights after the first and at the end, where a difference is a warning; with --sync
+    auto, local and diloco none."""
 
     def __post_init__(self) -> None:
         _at_least_1("--epochs", self.epochs)

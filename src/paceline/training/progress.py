@@ -57,6 +57,10 @@ class TrainingProgress:
     data_s: float = 0.0
     """Time that this worker's host has waited for data since the last exchange."""
     next_agreement: int = 0
+    saves_next: bool = False
+    """Whether a snapshot is to be taken once the open step is over."""
+    saves_best: bool = False
+    """Whether that is the best one by validation."""
     """The step after which the workers exchange their status again: about twice a second."""
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
@@ -144,9 +148,19 @@ class TrainingProgress:
         # The end of the epoch has a snapshot of its own.
         return self.state.step_in_epoch != self.steps_per_epoch
 
+    def save_after_step(self, *, best: bool) -> None:
+        """Have a snapshot taken once the open step is over: what is counted is behind it now.
+
+        Args:
+            best: Whether it is the best by validation.
+        """
+        self.saves_next, self.saves_best = True, self.saves_best or best
+        self.next_agreement = self.state.step
+
     def saved(self) -> None:
         """Note that a snapshot has been taken."""
         self._unsaved_s = 0.0
+        self.saves_next = self.saves_best = False
 
     def lap(self) -> float:
         """Take the time since the last call."""

@@ -26,6 +26,7 @@ from paceline.training.batches.plan import check_plan, make_plan
 from paceline.training.batches.sources import (
     AnyData,
     DataSource,
+    batch_of,
     compare_data,
     describe_data,
     make_source,
@@ -248,7 +249,7 @@ class Session:
         self._before_begin("s.loader")
         served = describe_data(data, self.config.loop.seed)
         options = self.config.data
-        batch = global_batch if global_batch is not None else served.batch_size
+        batch = batch_of(served, global_batch, trains=True)
         if batch is not None:
             options = replace(options, global_batch=self._settle("global_batch", batch))
         drops = drop_last if drop_last is not None else served.drop_last or None
@@ -293,7 +294,8 @@ class Session:
                 a resize.
         """
         served = describe_data(data, self.config.loop.seed)
-        made = self._eval_loader(served, batch_size or served.batch_size, evaluate_with)
+        batch = batch_of(served, batch_size, trains=False)
+        made = self._eval_loader(served, batch, evaluate_with)
         compare_data(served, self._context.group)
         progress = self._context.progress
         progress.val_samples = progress.val_samples or served.num_samples()
@@ -501,7 +503,7 @@ class Session:
         self.engine.epoch.logged |= {name: float(value) for name, value in figures.items()}
 
     def snapshot(self, *, best: bool = False, must: bool = False) -> None:
-        """Save everything needed to go on exactly. Collective; written in the background.
+        """Save everything needed to go on exactly, an open step ended. Collective; in background.
 
         Args:
             best: Also keep it as the best by validation.
@@ -558,19 +560,18 @@ class Session:
             case LRScheduler():
                 return self.scheduler(component)
             case DataLoader():
-                make = self.loader if self._trains(component) else self.eval_loader
-                return make(component)
+                served = describe_data(component, self.config.loop.seed)
+                return (self.loader if self._trains(served) else self.eval_loader)(served)
         raise UsageError(
             f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
             f"{type(component).__name__}"
         )
 
-    def _trains(self, data: DataLoader[object]) -> bool:
+    def _trains(self, served: DataSource) -> bool:
         """Tell whether a DataLoader is one to train on: the first that shuffles, or is a stream.
 
         Further ones may be either, and work as both, but with shards, which allow one alone.
         """
-        served = describe_data(data, self.config.loop.seed)
         may_be = self._context.components.train_loader is None or self.config.data.shards is None
         return may_be and (served.shuffle or served.is_stream)
 

@@ -413,3 +413,16 @@ def test_a_stream_of_raw_images_cant_be_augmented_on_the_device() -> None:
     config = TrainConfig.from_settings({})
     with pytest.raises(UsageError, match="put the transforms into the data set"):
         make_source(describe_data(RawStream()), config, group, False, augment=(RandomFlip(),))
+
+
+def test_a_batch_sampler_settles_its_batches_alone(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            with pytest.raises(
+                UsageError, match="global_batch=4 beside a DataLoader with a batch_"
+            ):
+                s.loader(loader_of(Buckets()), global_batch=4)
+            with pytest.raises(UsageError, match="batches can't be evaluated on"):
+                s.eval_loader(loader_of(Buckets()))
+
+    run_ranks(1, body)

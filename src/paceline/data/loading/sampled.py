@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, final
 
 import numpy as np
@@ -12,6 +13,8 @@ from paceline.data.loading.dataset_worker import seeded
 from paceline.data.order import Indices
 from paceline.data.splitmix import Domain
 from paceline.errors import DataError
+
+_MOST_BATCHES = 10_000_000
 
 
 @final
@@ -103,7 +106,9 @@ class SampledOrder:
     def _draw(self, epoch: int) -> Drawn:
         self._next = max(self._next, epoch + 1)
         with seeded(Domain.ORDER, self._seed, epoch):
-            drawn = list(self.sampler)
+            drawn = list(islice(self.sampler, _MOST_BATCHES if self.in_batches else None))
+        if self.in_batches and len(drawn) == _MOST_BATCHES:
+            raise DataError(f"the {self._name} goes on without an end: an epoch has to have one")
         try:
             if not self.in_batches:
                 return Drawn(indices=np.array([int(index) for index in drawn], dtype=np.int64))

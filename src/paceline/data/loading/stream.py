@@ -38,6 +38,8 @@ class StreamRecord:
     epoch: int = 0
     seen: int = 0
     """Checksum of the first sample of each step of this epoch."""
+    steps: int = 0
+    """How many these are."""
     first: int | None = None
     """Checksum of the first batch of epoch 0; None where it wasn't seen."""
     changes: bool = False
@@ -101,7 +103,7 @@ class StreamSource(BatchSource):
         if callable(set_epoch):
             set_epoch(plan.epoch)
         samples = iter(self._dataset)
-        before, self.record = self.record, replace(self.record, epoch=plan.epoch, seen=0)
+        before, self.record = self.record, replace(self.record, epoch=plan.epoch, seen=0, steps=0)
         start = plan.first_step * plan.global_batch
         # A stream can't be indexed: to go on within an epoch, read and drop what came before.
         read = 0
@@ -165,13 +167,14 @@ class StreamSource(BatchSource):
         """Sum up a step's samples by the first of them."""
         if items:
             seen = zlib.crc32(_checksum(items[0]).to_bytes(4), self.record.seen)
-            self.record = replace(self.record, seen=seen)
+            self.record = replace(self.record, seen=seen, steps=self.record.steps + 1)
 
     def _compare_again(self, before: StreamRecord, plan: EpochPlan) -> None:
         """Compare what was read again of an epoch with what was read of it before."""
         if self._report is None or not plan.first_step:
             return
-        if before.epoch == plan.epoch and before.seen != self.record.seen:
+        is_same_part = (before.epoch, before.steps) == (plan.epoch, plan.first_step)
+        if is_same_part and before.seen != self.record.seen:
             self._report(
                 f"{self.describe()}: read again after a resume it gives other samples than before, "
                 f"so that epoch {plan.epoch + 1} isn't that of an uninterrupted training. "

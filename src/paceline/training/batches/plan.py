@@ -40,6 +40,12 @@ class TrainPlan:
     largest."""
 
     @property
+    def mean_batch(self) -> float:
+        """Samples of an optimizer step, on average over an epoch where the script makes them."""
+        is_own = self.has_own_batches and self.steps_per_epoch
+        return self.train_samples / self.steps_per_epoch if is_own else self.global_batch
+
+    @property
     def micro_batch(self) -> int:
         """The most samples that a worker passes through the model at once."""
         largest = max(self.batch_per_worker)

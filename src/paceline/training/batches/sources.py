@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
-from typing import cast, final
+from typing import TypeAlias, cast, final
 
 import torch
 from torch.utils.data import (
@@ -35,7 +35,7 @@ from paceline.training.batches.plan import TrainPlan
 from paceline.training.config import TrainConfig
 from paceline.training.job import ImageSet
 
-AnyData = ImageSet | Dataset[object] | DataLoader[object]
+AnyData: TypeAlias = "ImageSet | Dataset[object] | DataLoader[object] | DataSource"
 
 
 @final
@@ -88,6 +88,8 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
     Raises:
         UsageError: The DataLoader doesn't say how a batch is made of samples that are drawn.
     """
+    if isinstance(data, DataSource):
+        return data
     if not isinstance(data, DataLoader):
         workers = 0 if isinstance(data, TensorDataset) else None  # nothing to wait for
         return DataSource(data=cast(ImageSet, data), loader_workers=workers)
@@ -112,6 +114,25 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
         worker_init=data.worker_init_fn,
         order=order,
     )
+
+
+def batch_of(served: DataSource, given: int | None, *, trains: bool) -> int | None:
+    """Settle how many samples a batch has: as the script says, else as its DataLoader does.
+
+    Raises:
+        UsageError: The DataLoader's batches have sizes of their own.
+    """
+    if served.batch_sizes and not trains:
+        raise UsageError(
+            "this DataLoader has a batch_sampler, whose batches can't be evaluated on: workers "
+            "share a data set's samples there. Give it a batch_size instead"
+        )
+    if served.batch_sizes and given is not None:
+        raise UsageError(
+            f"global_batch={given} beside a DataLoader with a batch_sampler, which settles the "
+            "size of each batch: leave one of the two out"
+        )
+    return given if given is not None else served.batch_size
 
 
 def _describe_batches(

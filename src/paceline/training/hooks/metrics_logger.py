@@ -249,7 +249,7 @@ def describe_advance(
     samples = 0
     if plan is not None:  # the last batch of an epoch may be shorter
         before, now = (
-            min(place * plan.global_batch, plan.train_samples or sys.maxsize)
+            min(round(place * plan.mean_batch), plan.train_samples or sys.maxsize)
             for place in (state.step_in_epoch - steps, state.step_in_epoch)
         )
         samples = now - before

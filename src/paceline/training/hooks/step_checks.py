@@ -50,7 +50,7 @@ class LoopChecks(StepHook):
         left, stayed = (
             [r for r, has in enumerate(rows) if has is which] for which in (True, False)
         )
-        if left and stayed:
+        if left and stayed and self._context.progress.can_continue:
             hosts = group.hosts()
             raise JobError(
                 f"rank {left[0]} on {hosts[left[0]]} has left its loop after epoch {row.epoch}, "
@@ -63,9 +63,9 @@ class LoopChecks(StepHook):
         keeps = [each for each in others if not isinstance(each, Loader)]
         if left and self._resumed_at and not keeps and not script.asks_for_steps:
             self._warn(
-                "the script has left its loop by itself, in a training that was resumed. A "
-                "variable that this follows from (a count of steps, the best figure) began anew "
-                "then: count by s.steps_done, and keep others by s.keep(best=...)"
+                "the script has left its loop by itself, in a training that was resumed. If that "
+                "follows from a variable of its own (a count of steps, the best figure), this "
+                "began anew then: count by s.steps_done, and keep others by s.keep(best=...)"
             )
 
 

@@ -375,7 +375,7 @@ class Profiler:
         parts = parts_of(workers, step_s.median)
         gradients = self.step_profiler.gradients.arrivals(parts.backward)
         plan, total = progress.plan, self.total()
-        batch = plan.global_batch if plan else 0
+        batch = round(plan.mean_batch) if plan else 0
         parameters = {id(p): p.nbytes for p in self.components.model.parameters()}
         return StepProfile(
             world_size=self.group.world_size,

@@ -94,7 +94,8 @@ def test_losses_are_weighed_in_what_the_device_has() -> None:
     context = SimpleNamespace(
         group=group,
         division=Division.of(None, 1),
-        step=SimpleNamespace(loss_before=None, has_gathered=False),
+        step=SimpleNamespace(loss_before=None, gathered=None),
+        place=(0, True),
         optimizer_step=SimpleNamespace(counts_batches=False),
     )
     parameter = torch.nn.Parameter(torch.zeros(3, device=META))

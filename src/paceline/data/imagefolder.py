@@ -22,10 +22,7 @@ from paceline.files import open_plain, read_json_object, refuse_special, write_j
 from paceline.launch.worker_count import usable_cores
 
 SPLITS: Sequence[str] = ("train", "val", "test")
-SUFFIXES: Sequence[str] = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".bmp"),
-    *(".tif", ".tiff", ".ppm", ".pgm"),
-)
+SUFFIXES: Sequence[str] = ".jpg .jpeg .png .webp .bmp .tif .tiff .ppm .pgm".split()
 """What counts as an image file, in lower or upper case: the same as for torchvision's folders."""
 
 

@@ -37,8 +37,8 @@ class OpenStep:
     """The last step whose loss has been counted: a second one belongs to another optimizer."""
     updated: int = -1
     """The last step with an update."""
-    has_gathered: bool = False
-    """Whether the script has gathered all workers' rows."""
+    gathered: tuple[int, bool] | None = None
+    """The last `TrainingContext.place` at which the script has gathered all workers' rows."""
     skipped: int = 0
     """Steps about a batch without a backward pass, in this process."""
 
@@ -110,6 +110,11 @@ class TrainingContext:
         if self.group.rank == 0:
             self.console.say(line)
             self.run.add_derived(**derived)
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        """The step under way, and whether it is about a batch."""
+        return self.progress.state.step, self.step.batch is not None
 
     @property
     def unit(self) -> SampleUnit:

@@ -536,7 +536,7 @@ class Engine:
         optimizer_step = context.optimizer_step
         number = context.progress.state.step
         optimizer_step.has_gradients = optimizer_step.holds_pieces = False
-        self.step.loss_before, self.step.has_gathered = None, False
+        self.step.loss_before = None
         self.note.begin(number + 1)
         context.random.at_step(number)
 

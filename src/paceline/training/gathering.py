@@ -48,7 +48,7 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
             f"{_CALL} about a batch to evaluate on: workers may have unequal numbers of these. Let "
             "the evaluation judge each sample by itself"
         )
-    context.step.has_gathered = True
+    context.step.gathered = context.place
     if group.world_size == 1:
         return tensor
     if batch is None:
@@ -77,8 +77,8 @@ class _Gathered(Function):
                 f"{group.rank}: pad the rows of all workers to one length"
             )
         sizes = found[:, 0].tolist()
-        ctx.factor, ctx.start, ctx.stop = factor, sum(sizes[: group.rank]), len(own)
-        ctx.stop += ctx.start
+        start = sum(sizes[: group.rank])
+        ctx.factor, ctx.start, ctx.stop = factor, start, start + len(own)
         padded = own.new_zeros(max(sizes), *own.shape[1:])
         padded[: len(own)] = own
         rows = group.gather_rows(padded.flatten()).view(group.world_size, *padded.shape)

@@ -134,7 +134,7 @@ class LossWeights:
                 "weight=... in one of several backward passes about a batch: add the losses up, "
                 "each times its weight, and divide by one weight"
             )
-        if self._context.step.has_gathered:
+        if self._context.step.gathered == self._context.place:
             raise UsageError(
                 "weight=... can't be combined with s.gather(...): what is computed of all workers' "
                 "samples counts once. Multiply the loss, or its parts, instead"

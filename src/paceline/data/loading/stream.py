@@ -110,7 +110,8 @@ class StreamSource(BatchSource):
         for _ in range(plan.first_step):
             items = list(islice(samples, plan.global_batch))
             read += len(items)
-            self._note(items)
+            if items:
+                self._note(_checksum(items[0]))
         self._compare_again(before, plan)
         # The last step may have been a short one: then it ends within it.
         if read < start and read <= start - plan.global_batch:
@@ -123,12 +124,13 @@ class StreamSource(BatchSource):
             # Every worker reads the whole global batch, checks that all read the same, and keeps
             # its share.
             items = list(islice(samples, plan.global_batch))
-            self._compare(items, start)
+            first = _checksum(items[0]) if items else 0
+            self._compare(len(items), first, start)
             if not items or (plan.drop_last and len(items) < plan.global_batch):
                 return
             if not start:
                 self._begin(items, plan.epoch)
-            self._note(items)
+            self._note(first)
             for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
                 # Without a share, one sample stands in, as collectives need this worker's backward
                 # pass.
@@ -163,11 +165,10 @@ class StreamSource(BatchSource):
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""
 
-    def _note(self, items: list[object]) -> None:
+    def _note(self, checksum: int) -> None:
         """Sum up a step's samples by the first of them."""
-        if items:
-            seen = zlib.crc32(_checksum(items[0]).to_bytes(4), self.record.seen)
-            self.record = replace(self.record, seen=seen, steps=self.record.steps + 1)
+        seen = zlib.crc32(checksum.to_bytes(4), self.record.seen)
+        self.record = replace(self.record, seen=seen, steps=self.record.steps + 1)
 
     def _compare_again(self, before: StreamRecord, plan: EpochPlan) -> None:
         """Compare what was read again of an epoch with what was read of it before."""
@@ -204,12 +205,11 @@ class StreamSource(BatchSource):
         content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
         return Batch(content, local, total, indices)
 
-    def _compare(self, items: list[object], start: int) -> None:
+    def _compare(self, samples: int, checksum: int, start: int) -> None:
         """Refuse to go on where the workers have read different samples. Collective."""
         if self._group.world_size == 1:
             return
-        checksum = _checksum(items[0]) if items else 0
-        rows = self._group.gather_rows(torch.tensor([len(items), checksum])).tolist()
+        rows = self._group.gather_rows(torch.tensor([samples, checksum])).tolist()
         if any(row != rows[0] for row in rows):
             read = ", ".join(f"rank {rank} has {length}" for rank, (length, _) in enumerate(rows))
             raise DataError(

@@ -6,20 +6,26 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from types import FrameType
 
-from paceline.cli.app import main, prints_its_result
 from paceline.errors import ExitCode
-from paceline.launch.local.streams import open_closed_streams, tolerate_failing_output, why_lost
-from paceline.launch.signals import CommandInterrupt
 
 
 def run() -> None:
     """Be the `paceline` command in a process of its own; doesn't return."""
+    takes_interrupts = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if takes_interrupts:
+        signal.signal(signal.SIGINT, _leave_at_once)
+    # A tenth of a second of imports, in which Ctrl-C would leave a traceback.
+    from paceline.cli.app import main, prints_its_result
+    from paceline.launch.local.streams import open_closed_streams, tolerate_failing_output
+    from paceline.launch.signals import CommandInterrupt
+
     open_closed_streams()
     needs_output = prints_its_result(sys.argv[1:])
     tolerate_failing_output(needs_reader=needs_output)
     interrupt = CommandInterrupt()
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if takes_interrupts:
         signal.signal(signal.SIGINT, interrupt)
     code = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command is over: a late one changes nothing
@@ -29,6 +35,13 @@ def run() -> None:
     if "torch" in sys.modules:
         _leave(code)
     sys.exit(code)
+
+
+def _leave_at_once(_number: int, _frame: FrameType | None) -> None:
+    """End the process on Ctrl-C: nothing has begun."""
+    with suppress(OSError):
+        os.write(2, b"paceline: interrupted\n")
+    os._exit(ExitCode.RESUMABLE)
 
 
 def _flushed(code: int, needs_output: bool) -> int:
@@ -41,6 +54,8 @@ def _flushed(code: int, needs_output: bool) -> int:
     Returns:
         The exit code of the process.
     """
+    from paceline.launch.local.streams import why_lost
+
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has had enough; Python would complain at its own flush

@@ -15,6 +15,7 @@ from tests.launch.waiting import patient
 _ENDING = """
 import atexit, sys, threading, time, types
 import paceline.__main__ as process
+from paceline.cli import app
 
 class Kept:
     def __del__(self):
@@ -30,7 +31,7 @@ def main():
     print("last words")
     return 65
 
-process.main = main
+app.main = main
 process.run()
 """
 
@@ -51,6 +52,7 @@ def test_the_process_ends_in_order_but_isnt_taken_apart() -> None:
 _INTERRUPTED = """
 import os, signal, sys
 import paceline.__main__ as process
+from paceline.cli import app
 
 def main():
     try:
@@ -62,7 +64,7 @@ def main():
         print("told")
         return 65
 
-process.main = main
+app.main = main
 process.run()
 """
 
@@ -72,6 +74,50 @@ def test_an_interrupted_command_ends_with_its_exit_code(times: str, out: str) ->
     command = [sys.executable, "-c", _INTERRUPTED, times]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.RESUMABLE, out, "")
+
+
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "paceline.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+import paceline.__main__ as process
+process.run()
+"""
+
+
+def test_an_interrupt_while_the_command_is_imported_leaves_no_traceback() -> None:
+    command = [sys.executable, "-c", _INTERRUPTED_IMPORT, "recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
+    expected = (ExitCode.RESUMABLE, "", "paceline: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+_INTERRUPTED_LIBRARY = """
+import os, signal, sys
+import paceline.__main__ as process
+from paceline.cli.commands import recipes
+
+def main(tokens):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("cannot load module more than once per process")
+
+recipes.main = main
+process.run()
+"""
+
+
+def test_what_a_library_makes_of_an_interrupt_is_told_as_one() -> None:
+    command = [sys.executable, "-c", _INTERRUPTED_LIBRARY, "recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
+    expected = (ExitCode.RESUMABLE, "", "paceline: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 _STOPPED_EARLY = """

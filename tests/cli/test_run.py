@@ -259,3 +259,50 @@ def test_usage(
     monkeypatch.chdir(tmp_path)
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+_ONE_EPOCH = """
+import sys
+import torch
+import paceline
+
+with paceline.session() as s:
+    model = s.model(torch.nn.Linear(2, 1))
+    optimizer = s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    batches = s.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), global_batch=4)
+    for _ in s.epochs(1):
+        for (inputs,) in batches:
+            s.step(model(inputs).mean())
+"""
+
+
+def test_a_runs_own_file_runs_its_script_again(
+    paceline: Paceline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.py").write_text(_ONE_EPOCH)
+    options = ("--device", "cpu", "--workers", "1", "--run-dir")
+    first = paceline.run("run", "one.py", *options, "first", "--seed", "3", "--", "--size", "5")
+    again = paceline.run("run", "--config", "first/run.json", *options, "again")
+    assert (first.code, again.code) == (0, 0), again.err
+    hashes = [summary(tmp_path / name)["weights_sha256"] for name in ("first", "again")]
+    assert hashes[0] == hashes[1]
+    records = [in_process(tmp_path / name) for name in ("first", "again")]
+    for name in ("reference", "script_args"):
+        assert records[0][name] == records[1][name], name
+    assert records[1]["script_args"] == ["--size", "5"]
+    # Arguments on the command line count instead; no other command takes the file for its own.
+    assert main(["run", "--config", "first/run.json", "--print-config", "--", "--size", "6"]) == 0
+    assert "seed = 3" in capsys.readouterr().out
+    assert main(["train", "--config", "first/run.json"]) == 2
+    assert "paceline run --config first/run.json runs it again" in capsys.readouterr().err
+    (tmp_path / "one.py").unlink()
+    assert main(["run", "--config", "first/run.json"]) == 2
+    assert "one.py, the script of first/run.json" in capsys.readouterr().err
+    recipe = {"kind": "recipe", "recipe": "digits", "settings": {}, "recipe_arguments": {}}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    assert main(["run", "--config", "recipe.json"]) == 2
+    assert "paceline train --config recipe.json trains it" in capsys.readouterr().err

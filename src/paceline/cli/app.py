@@ -91,18 +91,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = printable(message_of(error))
         print(fitting(f"paceline: {shortened(text)}", sys.stderr), file=sys.stderr)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001  # the process boundary: told whole
-        if message := _misuse(error):
-            text = shortened(printable(message))
-            print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
-            return ExitCode.USAGE
-        from paceline.launch.errors.error_records import exit_code_of, kind_of
-
-        traceback.print_exception(error)
-        return exit_code_of(kind_of(error))
+    except Exception as error:  # noqa: BLE001  # the process boundary
+        return _report(error)
     except KeyboardInterrupt:
-        print(above_progress("paceline: interrupted"), file=sys.stderr)
-        return ExitCode.RESUMABLE
+        return _say_interrupted()
+
+
+def _report(error: Exception) -> int:
+    """Tell of an exception that no command has foreseen, and give the exit code."""
+    if message := _misuse(error):
+        text = shortened(printable(message))
+        print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
+        return ExitCode.USAGE
+    from paceline.launch.errors.error_records import exit_code_of, kind_of
+    from paceline.launch.signals import was_interrupted
+
+    if was_interrupted():  # what a library made of it: numpy, an import that failed
+        return _say_interrupted()
+    traceback.print_exception(error)
+    return exit_code_of(kind_of(error))
+
+
+def _say_interrupted() -> int:
+    print(above_progress("paceline: interrupted"), file=sys.stderr)
+    return ExitCode.RESUMABLE
 
 
 def _misuse(error: Exception) -> str:

@@ -20,6 +20,7 @@ from paceline.options.command_line import (
 from paceline.options.command_line import with_defaults as shown_with
 from paceline.options.config_file import CONFIG, ConfigFile, read_config
 from paceline.options.fields import OptionField, OptionValue, pick
+from paceline.options.shell import command_line
 from paceline.recipes.registry import reference_of
 from paceline.runtime.script_options import script_options
 from paceline.training.config import merge, training_options
@@ -109,6 +110,11 @@ def take_target(
     config = config_named(tokens)
     in_file = config.recipe if config else None
     if not names_something(tokens) and (in_file or default):
+        if config is not None and config.script is not None:
+            again = command_line("run", "--config", str(config.path))
+            raise UsageError(
+                f"--config {config.path} is of the script {config.script}: {again} runs it again"
+            )
         return in_file or str(default), tokens
     name, rest = take_word(tokens, usage, what)
     recipe = None if name.endswith(".py") else name

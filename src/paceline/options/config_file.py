@@ -54,6 +54,10 @@ class ConfigFile:
     text: str
     recipe: str | None = None
     """The recipe that it names."""
+    script: str | None = None
+    """The script that it is of: its whole path."""
+    script_args: tuple[str, ...] = ()
+    """The script's own arguments."""
     is_run: bool = False
     """Whether it is a `run.json`: what it has besides its differences from the defaults is left."""
 
@@ -101,12 +105,14 @@ def _of_run(file: Path, text: str) -> ConfigFile:
     derived = content.get("derived")
     if isinstance(derived, dict) and derived.get("global_batch"):
         kept |= {"global_batch": derived["global_batch"], "batch_per_worker": None}
-    named: str | None = str(content.get("recipe"))
-    if content.get("kind", "recipe") != "recipe":
-        named = None
-    elif ":" in str(content.get("recipe")):  # a file, maybe named from another directory
-        named = str(content.get("reference"))
-    return ConfigFile(path=file, values=kept | arguments, text=text, recipe=named, is_run=True)
+    found = ConfigFile(path=file, values=kept | arguments, text=text, is_run=True)
+    named, reference = str(content.get("recipe")), str(content.get("reference"))
+    if content.get("kind", "recipe") == "recipe":
+        # A file's is its whole path: it may be named from another directory.
+        return replace(found, recipe=reference if ":" in named else named)
+    own = content.get("script_args")
+    words = tuple(map(str, own)) if isinstance(own, list) else ()
+    return replace(found, script=reference, script_args=words)
 
 
 def without_settled(
@@ -156,6 +162,8 @@ def check_config(
     found: dict[str, tuple[str, Sequence[str]]] = {}
     for name, value in config.values.items():
         own = names.get(name.replace("-", "_"))
+        if own is None and config.script is not None:
+            continue  # what only recipes have: it stands there with its default
         if own is None or own in (CONFIG.name, PRINT_CONFIG.name):
             raise UsageError(f"{config.where(name)}: {_unknown(name, value, names)}")
         if own in found:

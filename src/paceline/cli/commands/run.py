@@ -17,7 +17,7 @@ from paceline.options.command_line import (
     show_help,
     wants_help,
 )
-from paceline.options.config_file import CONFIG, PRINT_CONFIG
+from paceline.options.config_file import CONFIG, PRINT_CONFIG, ConfigFile
 from paceline.options.shell import command_line
 from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import TrainConfig, TrainRequest, training_options
@@ -45,8 +45,11 @@ def main(tokens: Sequence[str]) -> int:
     options = [*script_options().values(), *own_options]
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options, own)
-    script, own = _take_script(own)
-    refuse_another(f"the command names {script}", None, config_named(own))
+    file = config_named(own)
+    script, own = _take_script(own, file)
+    if file is not None and script == file.script and "--" not in tokens:
+        arguments = file.script_args
+    refuse_another(f"the command names {script}", None, file)
     command = shlex.join(("paceline", "run", script))
     hint = f"Arguments of the script itself come after --: {command} -- ..."
     refuse_of_recipes(own, hint)
@@ -76,8 +79,15 @@ def main(tokens: Sequence[str]) -> int:
     return begin(script, request, config, choice, given, where, output=output)
 
 
-def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _take_script(tokens: Sequence[str], config: ConfigFile | None) -> tuple[str, Sequence[str]]:
     """Take the script's path out of the options, before or behind it.
+
+    Args:
+        tokens: The command's own words.
+        config: The file of `--config`: the `run.json` of a script names it where they don't.
+
+    Returns:
+        The script, and the other words.
 
     Raises:
         UsageError: There is none, or it is no file.
@@ -100,6 +110,13 @@ def _take_script(tokens: Sequence[str]) -> tuple[str, Sequence[str]]:
             if not path.is_file():
                 raise UsageError(f"there is no file {token}. Usage: {_USAGE}")
             return token, [*tokens[:place], *tokens[place + 1 :]]
+    if config is not None and config.recipe is not None:
+        trains_it = command_line("train", "--config", str(config.path))
+        raise UsageError(f"{config.path} is for the recipe {config.recipe}: {trains_it} trains it")
+    if config is not None and config.script is not None:
+        if not Path(config.script).is_file():
+            raise UsageError(f"there is no file {config.script}, the script of {config.path}")
+        return config.script, tokens
     raise UsageError(f"{_why_no_script(tokens)}. Usage: {_USAGE}")
 
 

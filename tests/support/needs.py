@@ -218,9 +218,11 @@ SSH = Need(
     programs={"ssh": "openssh-client", "ssh-keygen": "openssh-client"},
     attempt=lambda _: _try("ssh", "-V"),
 )
+FISH = Need(what="fish", programs={"fish": "fish"}, attempt=lambda _: _try("fish", "-c", "true"))
 GIT = Need(what="git", programs={"git": "git"}, attempt=lambda _: _try("git", "--version"))
 SYSTEMD = Need(
     what="systemd's calendar",
     programs={"systemd-analyze": "systemd"},
     attempt=lambda _: _try("systemd-analyze", "calendar", "2030-01-01 00:00:00 UTC"),
 )
+ZSH = Need(what="zsh", programs={"zsh": "zsh"}, attempt=lambda _: _try("zsh", "-c", "true"))

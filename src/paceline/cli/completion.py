@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -17,7 +18,7 @@ Shell = Literal["bash", "zsh", "fish"]
 
 _OF_RECIPES = frozenset({"train", "scale", "tune", "verify", "preview", "doctor"})
 """Commands whose first word is a recipe, with arguments of its own."""
-_OF_RUNS = ("compare", "copy", "evaluate", "export", "label", "report", "resume", "track", "watch")
+_OF_RUNS = tuple("compare copy evaluate export label report resume track watch workers".split())
 """Commands that take a run by its name below runs/, as well as its directory."""
 _BASH_LAST = "complete -F _paceline paceline"
 _BASH_RUNS = f"""
@@ -27,7 +28,7 @@ _paceline_or_run() {{
   local cur="${{COMP_WORDS[COMP_CWORD]}}" run
   [[ $COMP_CWORD -ge 2 && $cur != -* && ${{COMP_WORDS[COMP_CWORD-1]}} != -* ]] || return 0
   case "${{COMP_WORDS[1]}}" in
-    {"|".join((*_OF_RUNS, "workers"))})
+    {"|".join(_OF_RUNS)})
       for run in runs/"$cur"*/run.json; do
         [[ -e $run ]] && run="${{run#runs/}}" && COMPREPLY+=("$(printf %q "${{run%/run.json}}")")
       done ;;
@@ -35,6 +36,32 @@ _paceline_or_run() {{
   return 0
 }}
 complete -o default -F _paceline_or_run paceline
+"""
+_ZSH_RUNS = """
+# Names of runs where a run is wanted, and files.
+_paceline_run_or_file() {
+  local -a names=(runs/*/run.json(N:h:t))
+  compadd -a names
+  _files
+}
+# As a file _paceline in $fpath it is run at each completion; with `source` it registers itself.
+if [[ $funcstack[1] == _paceline ]]; then
+  _cyclopts_paceline "$@"
+else
+  (( $+functions[compdef] )) || { autoload -U compinit; compinit; }
+  compdef _cyclopts_paceline paceline
+fi
+"""
+_FISH_RUNS = f"""
+# Names of runs where a run is wanted, beside files.
+function __fish_paceline_runs
+    for run in runs/*/run.json
+        string split -f 2 / $run
+    end
+end
+for name in {" ".join(_OF_RUNS)}
+    complete -c paceline -n "__fish_paceline_using_command $name" -a '(__fish_paceline_runs)'
+end
 """
 _WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
 _WITHOUT_WORD = frozenset({"recipes", "aws"})
@@ -58,7 +85,17 @@ def completion_script(shell: str, commands: Mapping[str, tuple[str, str]]) -> st
         app.command(_with_word(name, list(options.values())), name=name, help=text)
     wanted = {"shell": cast(Shell, shell)}  # whose syntax it is; none is started
     script = app.generate_completion(**wanted)
-    return script.replace(_BASH_LAST, _BASH_RUNS) if shell == "bash" else script
+    if shell == "bash":
+        return script.replace(_BASH_LAST, _BASH_RUNS)
+    return script + _FISH_RUNS if shell == "fish" else _with_runs_in_zsh(script)
+
+
+def _with_runs_in_zsh(script: str) -> str:
+    """Complete runs, any number of them, where commands that take some have their first word."""
+    for name in _OF_RUNS:
+        first = re.compile(rf"(\n        {name}\)\n.*?)'1:TARGET:_files'", re.DOTALL)
+        script = first.sub(r"\1'*:TARGET:_paceline_run_or_file'", script, count=1)
+    return script + _ZSH_RUNS
 
 
 def _options_of(name: str, module: str) -> Iterator[OptionField]:

@@ -276,6 +276,7 @@ with paceline.session() as s:
 """
 
 
+@pytest.mark.slow
 def test_a_runs_own_file_runs_its_script_again(
     paceline: Paceline,
     tmp_path: Path,

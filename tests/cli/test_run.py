@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.app import main
+from paceline.cli.target import Target
 from tests.cli.conftest import (
     Paceline,
     metrics_without_times,
@@ -277,7 +278,7 @@ with paceline.session() as s:
 
 
 @pytest.mark.slow
-def test_a_runs_own_file_runs_its_script_again(
+def test_a_runs_own_file_names_its_script(
     paceline: Paceline,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -300,9 +301,18 @@ def test_a_runs_own_file_runs_its_script_again(
     assert "seed = 3" in capsys.readouterr().out
     assert main(["train", "--config", "first/run.json"]) == 2
     assert "paceline run --config first/run.json runs it again" in capsys.readouterr().err
+    # Commands that try a training do so with the same script and arguments.
+    named = Target.read(["--config", "first/run.json"], "", "")
+    assert (named.name, named.script_args) == (str(tmp_path / "one.py"), ("--size", "5"))
+    assert Target.read(["--config", "first/run.json", "--"], "", "").script_args == ()
+    assert Target.read(["two.py", "--config", "first/run.json"], "", "").script_args == ()
+    verified = paceline.run("verify", "--config", "first/run.json", "--steps", "2")
+    assert verified.code == 0, verified.err
+    assert "the same training on 1 and 2 workers, bit for bit" in verified.out
     (tmp_path / "one.py").unlink()
-    assert main(["run", "--config", "first/run.json"]) == 2
-    assert "one.py, the script of first/run.json" in capsys.readouterr().err
+    for command in ("run", "scale", "tune", "verify"):
+        assert main([command, "--config", "first/run.json"]) == 2
+        assert "one.py, the script of first/run.json" in capsys.readouterr().err, command
     recipe = {"kind": "recipe", "recipe": "digits", "settings": {}, "recipe_arguments": {}}
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
     assert main(["run", "--config", "recipe.json"]) == 2

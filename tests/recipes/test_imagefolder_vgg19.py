@@ -161,6 +161,7 @@ def test_without_validation_images_it_says_where_they_go(tmp_path: Path) -> None
     root = write_image_folder(tmp_path / "images", {"train": 2})
     with pytest.raises(DataError, match=r"no validation images.* val/CLASS"):
         build(root)
+    assert not (root / ".paceline").exists()  # no image was decoded for that
 
 
 @pytest.mark.parametrize("name", ["size", "hidden"])

@@ -56,8 +56,12 @@ class Target:
             UsageError: There is no such recipe, or the command line names nothing.
         """
         own, script_args = part_script_args(tokens)
-        name, own = take_target(own, usage, what)
-        recipe = None if name.endswith(".py") else load_recipe(reference_of(name))
+        if (of_run := take_script_of_run(tokens)) is not None:
+            name, script_args = of_run
+        else:
+            name, own = take_target(own, usage, what)
+        is_script = of_run is not None or name.endswith(".py")
+        recipe = None if is_script else load_recipe(reference_of(name))
         return cls(name=name, recipe=recipe, own=tuple(own), script_args=tuple(script_args))
 
     @property
@@ -120,6 +124,28 @@ def take_target(
     recipe = None if name.endswith(".py") else name
     refuse_another(f"the command names {name}", recipe, config)
     return name, rest
+
+
+def take_script_of_run(tokens: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Take a script out of the `run.json` of `--config`, where the command line names nothing.
+
+    Args:
+        tokens: After the command's name.
+
+    Returns:
+        Its path, and its arguments: those after `--` where there are any, else the run's. None
+        where there is no such file, or the command line names what to train.
+
+    Raises:
+        UsageError: The file can't be read, or its script is gone.
+    """
+    own, given = part_script_args(tokens)
+    config = config_named(own)
+    if config is None or config.script is None or names_something(own):
+        return None
+    if not Path(config.script).is_file():
+        raise UsageError(f"there is no file {config.script}, the script of {config.path}")
+    return config.script, given if "--" in tokens else config.script_args
 
 
 def refuse_another(trained: str, recipe: str | None, config: ConfigFile | None) -> None:

@@ -88,22 +88,22 @@ def imagefolder_vgg19(
 def _load(
     data_dir: Path, size: int, on_broken: OnBroken
 ) -> "Mapping[str, TensorData] | Mapping[str, ImageFolder]":
-    from paceline.data.imagefolder import load_image_folder
+    from paceline.data.imagefolder import load_image_folder, scan_tree
     from paceline.data.packed import INDEX, load_packed
 
-    splits: Mapping[str, TensorData] | Mapping[str, ImageFolder]
-    if (data_dir / INDEX).is_file() and not (data_dir / "train").is_dir():
-        splits = load_packed(data_dir)
-        if on_broken == "skip":
-            print(f"{data_dir} is packed: what was broken was dealt with then")
-    else:
-        splits = load_image_folder(data_dir, _read_at(size), on_broken, report=print)
-    if "val" not in splits:
+    is_packed = (data_dir / INDEX).is_file() and not (data_dir / "train").is_dir()
+    packed = load_packed(data_dir) if is_packed else {}
+    # A folder is only listed for this: to find broken images, each one is decoded once.
+    if "val" not in (packed if is_packed else scan_tree(data_dir).splits):
         raise DataError(
             f"{data_dir} has no validation images: put some of each class into "
             "val/CLASS, beside train (and pack the folder again, if it is packed)"
         )
-    return splits
+    if not is_packed:
+        return load_image_folder(data_dir, _read_at(size), on_broken, report=print)
+    if on_broken == "skip":
+        print(f"{data_dir} is packed: what was broken was dealt with then")
+    return packed
 
 
 def _read_at(size: int) -> int:

@@ -16,6 +16,7 @@ from paceline.cli.target import (
     list_training_options,
     merge_layers,
     refuse_another,
+    take_script_of_run,
     take_target,
 )
 from paceline.data.options import choose_global_batch
@@ -137,11 +138,15 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
             "a module (-m) is verified by the command that starts it, after --: `paceline verify "
             "-- torchrun --nproc-per-node 2 -m PACKAGE.MODULE ...`"
         )
+    # Without a name, what stands after -- is a launching command, with a script's run.json too.
     names_script = any(word.endswith(".py") for word in own)
     if "--" in tokens and not names_script and not names_something(own):
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
-    target, own = take_target(own, _USAGE, "what to verify")
+    if (of_run := take_script_of_run(tokens)) is not None:
+        target, script_args = of_run
+    else:
+        target, own = take_target(own, _USAGE, "what to verify")
     if is_launcher(target):
         raise UsageError(
             f"{target} is no recipe: a launching command comes after --, and options before that: "
@@ -149,7 +154,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         )
     if RunDirectory.named(target).run_json.exists():
         raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
-    is_script = target.endswith(".py")
+    is_script = of_run is not None or target.endswith(".py")
     recipe = None if is_script else load_recipe(reference_of(target))
     listed = _listed_options(recipe)
     command = command_line("verify", target)

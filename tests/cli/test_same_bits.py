@@ -59,7 +59,7 @@ def test_a_killed_and_resized_training_ends_with_the_same_bits(
 def test_without_shards_a_change_of_the_number_is_said(paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = paceline.start(
-        *"train digits --workers 2 --epochs 30 --target-accuracy none".split(),
+        *"train digits --workers 2 --epochs 15 --target-accuracy none".split(),
         *("--snapshot-every-steps", "5", "--run-dir", run),
     )
     wait_for_step(run, 30)
@@ -68,7 +68,7 @@ def test_without_shards_a_change_of_the_number_is_said(paceline: Paceline, tmp_p
     done = paceline.run("resume", run, "--workers", "3")
     assert done.code == 0, done.err
     assert "taken on 2 workers, and now there are 3" in done.out
-    assert summary(run)["samples_seen"] == 30 * 1442
+    assert summary(run)["samples_seen"] == 15 * 1442
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,8 @@ def test_nobody_is_missing_where_all_wait_for_each_other() -> None:
         ([replace(state, busy=1.0, collective="") for state in three()], 300.0),  # all compute
         ([replace(IN_STEP, collective="")], 300.0),  # one worker waits for nobody
         ([replace(state, steps=0) for state in BEHIND], 270.0),  # before the first step
+        (ELSEWHERE, 10.0),  # in different collectives, which can't end
+        (three(operation="evaluate", collective="all-gather"), 10.0),
         (three(operation="evaluate", collectives=79, collective=""), 270.0),
         (three(operation="snapshot", collectives=79, collective=""), 270.0),
         (three(operation="script", collectives=79, collective=""), 270.0),

@@ -126,6 +126,18 @@ def test_time_and_classes_are_shown(make_run: MakeRun) -> None:
     assert '<td class="figure">88.89 %</td>' in page  # the precision of cat: 8 of 9
 
 
+def test_charts_of_a_row_have_one_width(make_run: MakeRun) -> None:
+    run = make_run(top5=False)
+    assert '<div class="charts thirds">' in page_of(run)  # two large ones above three in a row
+    # A regression has no accuracy: loss, the only large one, shares its row with a small one.
+    text = run.metrics_csv.read_text()
+    header, *rows = [line.split(",") for line in text.splitlines()]
+    left = [place for place, name in enumerate(header) if "accuracy" not in name]
+    lines = [",".join(row[place] for place in left) for row in [header, *rows]]
+    run.metrics_csv.write_text("\n".join(lines) + "\n")
+    assert '<div class="charts">' in page_of(run)
+
+
 def test_a_failure_is_shown_whole(make_run: MakeRun) -> None:
     run = make_run(because=None)
     lines = "\n".join(f"  line {n}" for n in range(300))

@@ -8,7 +8,7 @@ from html import unescape
 
 import pytest
 
-from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, thin
+from paceline.report.charts import MAX_POINTS, choose_charts, find_marks, middles, thin
 from paceline.report.curves import HEIGHT, WIDTH, choose_times, clock, draw_chart
 from paceline.report.load_run import read_run
 from paceline.report.page import render_page
@@ -186,6 +186,17 @@ def test_losses_are_drawn_over_steps_and_epochs_are_points_among_them(make_run: 
     assert "Loss by step" in loss.description
     assert draw_chart(loss).count("<use") > 3  # a marker for each epoch, and the ring
     assert all(chart.axis == "epoch" for chart in others)
+
+
+def test_means_over_several_steps_stand_in_their_middle(make_run: MakeRun) -> None:
+    run = make_run(done=1)
+    lines = ["epoch,step,time_s,samples,train_loss,train_accuracy,lr"]
+    lines += [f"1,{step},{step}.0,{step},{loss},0.5,0.1" for step, loss in ((1, 2.5), (23, 2.0))]
+    run.steps_csv.write_text("\n".join([*lines, ""]))
+    loss, *_ = choose_charts(read_run(run))
+    assert loss.series[0].places == (1.0, 12.0)
+    assert loss.places == (1.0, 23.0)  # where the training time is that of the row
+    assert middles((1.0, 23.0), whole=False) == (0.5, 12.0)
 
 
 def test_a_training_of_23_steps_has_a_curve(make_run: MakeRun) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from paceline.options import figures
@@ -190,6 +191,19 @@ def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
     return sorted(even | set(keep))
 
 
+def middles(ends: Sequence[float], *, whole: bool) -> tuple[float, ...]:
+    """Give the middle of each stretch between two rows: there the means over it belong.
+
+    At their ends those of unequal stretches would make steps of a smooth curve.
+
+    Args:
+        ends: Where each row stands, in ascending order; the first stretch begins at 0.
+        whole: Round up to whole steps: a stretch of one step stays where it is.
+    """
+    found = [(begin + end) / 2 for begin, end in pairwise((0.0, *ends))]
+    return tuple(float(math.ceil(place)) if whole else place for place in found)
+
+
 def best_position(report: RunReport) -> int | None:
     """Find the best epoch's position: the summary's, else by the training's rule."""
     metrics = report.metrics
@@ -244,7 +258,8 @@ def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: i
     steps, metrics = report.steps, report.metrics
     rows = thin(len(steps), MAX_POINTS)
     trained = _series(plan, steps, plan.columns[0], rows)
-    series = [replace(trained, places=tuple(steps.column("step")[i] for i in rows))]
+    between = middles(steps.column("step"), whole=True)
+    series = [replace(trained, places=tuple(between[i] for i in rows))]
     highlight = None
     if metrics.has(plan.columns[1][0]):
         epochs = thin(len(metrics), MAX_POINTS, () if best is None else (best,))
@@ -259,7 +274,7 @@ def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: i
         scale=plan.scale,
         from_zero=plan.from_zero,
         large=plan.large,
-        places=series[0].places or (),
+        places=tuple(steps.column("step")[i] for i in rows),
         times_s=tuple(steps.column("time_s")[i] for i in rows),
         series=tuple(series),
         marks=marks,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 from paceline.options import figures
 from paceline.options.fields import unknown_name
-from paceline.report.charts import MAX_POINTS, SPAN, thin
+from paceline.report.charts import MAX_POINTS, SPAN, middles, thin
 from paceline.report.curves import choose_times
 from paceline.report.runs.comparison import Comparison, Row
 from paceline.report.runs.listing import RunEntry
@@ -136,6 +136,9 @@ def curve_pictures(shown: Comparison, across: Across) -> list[Picture]:
 
 def _line(shown: Comparison, place: int, metric: str, across: Across) -> Line:
     points = curve(shown.runs[place], metric, across)
+    if shown.runs[place].report.steps.has(metric):
+        places = middles([x for x, _ in points], whole=across != "time")
+        points = tuple(zip(places, (y for _, y in points), strict=True))
     points = tuple(points[i] for i in thin(len(points), MAX_POINTS))
     write = figures.show_percent if _is_share(metric) else figures.show_loss
     return Line(

@@ -383,6 +383,7 @@ def test_evaluations_and_snapshots_are_counted_by_the_clock(tmp_path: Path) -> N
             assert progress.state.eval_s > 0
             assert progress.state.elapsed_s == pytest.approx(before_s + progress.state.eval_s)
             progress.state.step = progress.state.step_in_epoch = 1
+            s.engine.step.updated = 0
             assert not progress.due_to_save()
             progress.add_pause(3600.0)
             assert progress.due_to_save()

@@ -111,6 +111,7 @@ def _finish(report: "RunReport", reason: str) -> str:
         return f"target accuracy{accuracy} reached{held}, after {_epochs(report)}"
     reasons = {
         "patience": f"no better validation result{without_gain}",
+        "script": "the script's loop is over",
         "time": f"time budget{f' of {budget}' if budget else ''} used{exceeded}",
     }
     return f"stopped after {_epochs(report)}: {reasons.get(reason, reason or 'no reason recorded')}"

@@ -130,6 +130,16 @@ class Components:
                     "s.model(nn.ParameterList([parameter]), name='...')"
                 )
 
+    def has_unknown_scheduler(self) -> bool:
+        """Tell whether a scheduler of torch's changes an optimizer's rates, and isn't known here.
+
+        Where the script keeps objects of its own, one of them may hold it.
+        """
+        known = {id(getattr(scheduler, "optimizer", None)) for scheduler in self.schedulers}
+        keeps_objects = not all(isinstance(kept, KeptValues) for kept in self.others.values())
+        scheduled = [o for o in self.optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
+        return not keeps_objects and any(id(optimizer) not in known for optimizer in scheduled)
+
     def have_synced_batchnorm(self) -> bool:
         """Tell whether a model has PyTorch's own SyncBatchNorm: its forward pass is collective."""
         return any(isinstance(layer, nn.SyncBatchNorm) for layer in self.model.modules())

@@ -1,20 +1,24 @@
 """What a training is made of on a worker: shared by engine, gradient synchronisation and hooks."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Literal, final
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.replica import Replica
 from paceline.metrics.console import Console
+from paceline.metrics.counters import Totals
 from paceline.optim.loss_scaler import LossScaler
 from paceline.results.run_directory import RunDirectory, SampleUnit
 from paceline.training.components import CompileSwitch, Components
 from paceline.training.config import TrainConfig
 from paceline.training.cuda_graphs import GraphSwitch
+from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.hooks.base import StepHooks
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.gpu_monitor import GpuMonitor
@@ -22,6 +26,10 @@ from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
 from paceline.training.sync.buffer_averaging import BufferAverager
+
+CountedBy = Literal["batches", "turns", "updates"]
+"""Batches of the training loader; without one, turns of a loop over `s.steps`, or updates after
+`s.begin`."""
 
 
 @final
@@ -41,6 +49,61 @@ class OpenStep:
     """The last `TrainingContext.place` at which the script has gathered all workers' rows."""
     skipped: int = 0
     """Steps about a batch without a backward pass, in this process."""
+
+
+@final
+class StepCounter:
+    """Says when a step is over.
+
+    In a loop over `s.steps` that is when the next one is asked for. After `s.begin` it is when
+    every optimizer has been updated; what is due then (a snapshot, the end on a signal) waits for
+    the next backward pass, so that what the script does behind the update belongs to the step.
+    """
+
+    def __init__(self, by: CountedBy = "batches", optimizers: Sequence[Optimizer] = ()) -> None:
+        """Args:
+        by: What ends a step.
+        optimizers: All that there are.
+        """
+        self.by = by
+        self._optimizers = optimizers
+        self._updated: set[int] = set()
+        self._is_due = False
+
+    def is_over_with(self, updated: Iterable[Optimizer]) -> bool:
+        """Note an update, and tell whether the step is over with it."""
+        self._updated.update(map(id, updated))
+        if self.by != "updates" or len(self._updated) < len(self._optimizers):
+            return False
+        self._updated.clear()
+        self._is_due = True
+        return True
+
+    def take_due(self) -> bool:
+        """Tell whether a step has ended since the last call."""
+        due, self._is_due = self._is_due, False
+        return due
+
+
+@final
+@dataclass(kw_only=True)
+class OpenEpoch:
+    """What is known of the epoch under way."""
+
+    is_open: bool = False
+    """Whether the body of `epochs` is running."""
+    passed: bool = False
+    """Whether the epoch's pass over the training loader has begun."""
+    left: bool = False
+    """Whether the script has left its loop early, and the pass hasn't been ended."""
+    trained: Totals | None = None
+    """Sums of a pass that is over."""
+    validated: bool = False
+    """Whether there has been an evaluation."""
+    lr: float | None = None
+    """Of the last step: the script may step its scheduler before the epoch is recorded."""
+    logged: Metrics = field(default_factory=dict)
+    """Figures of the script's own for the epoch's row."""
 
 
 @final

@@ -1,10 +1,10 @@
 """What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
 from paceline.launch.heartbeat import DEVICE_WAIT, EVALUATING, StepNote
-from paceline.metrics.counters import StepCounters, Totals
+from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
     EvalLoader,
     Loader,
@@ -23,13 +23,12 @@ from paceline.training.batches.loader import (
     refuse_pass,
 )
 from paceline.training.batches.plan import TrainPlan
-from paceline.training.context import OpenStep, TrainingContext
+from paceline.training.context import CountedBy, OpenEpoch, OpenStep, StepCounter, TrainingContext
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
 from paceline.training.loss_weights import LossWeights
-from paceline.training.optimizer_step import WITHOUT_UPDATE
 from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
@@ -48,64 +47,26 @@ from paceline.training.weight_average import WeightAverage
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
 
-CountedBy = Literal["batches", "turns", "updates"]
-"""Batches of the training loader; without one, turns of a loop over `s.steps`, or updates after
-`s.begin`."""
+_MOST_ACCUMULATED = 64
+"""Steps without an update that may be about gradients for the next one. After more, there may be
+none for long, and what is due can't wait for it."""
 
-
-@final
-class StepCounter:
-    """Says when a step is over.
-
-    In a loop over `s.steps` that is when the next one is asked for. After `s.begin` it is when
-    every optimizer has been updated; what is due then (a snapshot, the end on a signal) waits for
-    the next backward pass, so that what the script does behind the update belongs to the step.
-    """
-
-    def __init__(self, by: CountedBy = "batches", optimizers: Sequence[Optimizer] = ()) -> None:
-        """Args:
-        by: What ends a step.
-        optimizers: All that there are.
-        """
-        self.by = by
-        self._optimizers = optimizers
-        self._updated: set[int] = set()
-        self._is_due = False
-
-    def is_over_with(self, updated: Iterable[Optimizer]) -> bool:
-        """Note an update, and tell whether the step is over with it."""
-        self._updated.update(map(id, updated))
-        if self.by != "updates" or len(self._updated) < len(self._optimizers):
-            return False
-        self._updated.clear()
-        self._is_due = True
-        return True
-
-    def take_due(self) -> bool:
-        """Tell whether a step has ended since the last call."""
-        due, self._is_due = self._is_due, False
-        return due
-
-
-@final
-@dataclass(kw_only=True)
-class OpenEpoch:
-    """What is known of the epoch under way."""
-
-    is_open: bool = False
-    """Whether the body of `epochs` is running."""
-    passed: bool = False
-    """Whether the epoch's pass over the training loader has begun."""
-    left: bool = False
-    """Whether the script has left its loop early, and the pass hasn't been ended."""
-    trained: Totals | None = None
-    """Sums of a pass that is over."""
-    validated: bool = False
-    """Whether there has been an evaluation."""
-    lr: float | None = None
-    """Of the last step: the script may step its scheduler before the epoch is recorded."""
-    logged: Metrics = field(default_factory=dict)
-    """Figures of the script's own for the epoch's row."""
+_VALIDATED_TWICE = (
+    "several s.evaluate(...) of an epoch give loss or accuracy: the last one's count as its "
+    "validation, for the best snapshot, early stopping and targets. Give those of other data other "
+    "names, such as test_accuracy"
+)
+_UNKNOWN_SCHEDULER = (
+    "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
+    "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
+    "s.steps_done"
+)
+_WITHOUT_LOADER = (
+    "a step within s.epochs() without a training loader that the session knows: each worker trains "
+    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
+    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
+    "s.steps(count)"
+)
 
 
 @final
@@ -185,6 +146,8 @@ class Engine:
             if restored.step_in_epoch and components.train_loader is not None:
                 components.note_resumed()
         self.step.updated = progress.state.step - 1
+        if components.has_unknown_scheduler():
+            context.optimizer_step.report_once(_UNKNOWN_SCHEDULER)
         # Everything that takes part in the steps goes on from there.
         components.for_each_model(nn.Module.train)
         self.sync.setup(progress.state.step)
@@ -214,8 +177,7 @@ class Engine:
         if not has_epochs and not state.step:
             return  # a script that trained nothing
         self._close_pass()
-        if state.step - 1 - self.step.updated > 1:
-            context.optimizer_step.report(WITHOUT_UPDATE)
+        context.optimizer_step.report_without_update(state.step - 1 - self.step.updated)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
         state.train_loss = trained.mean_loss if trained.samples else None
@@ -234,11 +196,13 @@ class Engine:
         self.figures = dict(epoch.logged)
         for end_epoch in context.hooks.end_epoch:
             end_epoch(row)
+        if context.script.has_left:  # all have, as is known by now
+            state.ended = state.ended or "script"
         if state.step_in_epoch == 0:
             self.counters.reset()
         self.epoch = OpenEpoch()
         with context.profiler.recording(progress):
-            self.snapshot(best=best, must=True)
+            self._save(best=best, must=True)
         if progress.stopping == "signal" and state.ended is None:
             raise InterruptedTraining
 
@@ -247,7 +211,7 @@ class Engine:
         self._begin_free("turns")
         progress = self.context.progress
         progress.state.total_steps = progress.state.total_steps or count
-        while progress.can_continue and progress.state.step < count:
+        while (progress.can_continue or self._accumulates) and progress.state.step < count:
             self._open_free_step()
             yield progress.state.step
             self._count_step()
@@ -284,7 +248,7 @@ class Engine:
         source: Iterator[Batch] = iter(())
         most = whole = 0
         try:
-            while progress.stopping is None:
+            while progress.stopping is None or self._accumulates:
                 # Fetch the next batch, cut as the workers' shares are now.
                 if loader.plan is not plan:
                     plan = loader.plan
@@ -364,6 +328,8 @@ class Engine:
         """Run a backward pass that isn't about a batch of the training loader."""
         context = self.context
         refuse_eval_batch(context.components.loaders)
+        if self.counting.by == "batches" and context.components.train_loader is None:
+            context.optimizer_step.report_once(_WITHOUT_LOADER)
         if self.counting.take_due():
             self._do_what_is_due()
         loss = self.losses.backward(loss, None, weight, more=more)
@@ -436,9 +402,14 @@ class Engine:
         """Save everything needed to resume exactly, in the background; an open step ends first."""
         progress = self.context.progress
         self.before_collective("s.snapshot()")
-        if self.step.updated == progress.state.step:  # weights are ahead of what is counted
+        # Weights are ahead of what is counted; or gradients, which no snapshot has, wait for more.
+        if self.step.updated == progress.state.step or self._accumulates:
             progress.save_after_step(best=best)
-            return
+        else:
+            self._save(best=best, must=must)
+
+    def _save(self, *, best: bool, must: bool) -> None:
+        progress = self.context.progress
         best = best or progress.saves_best
         agreed = self.agree(self.context.buffer_averager.own)
         self.note.operation = "snapshot"
@@ -510,8 +481,11 @@ class Engine:
         for after_evaluation in self.context.hooks.after_evaluation:
             after_evaluation(figures, samples)
         if self.epoch.is_open:
-            self.epoch.validated = True
-            self.epoch.logged |= self.context.progress.take_validation(figures, samples)
+            is_first, self.epoch.validated = not self.epoch.validated, True
+            took = self.context.progress.take_validation(figures, samples, is_first=is_first)
+            if not is_first and len(took) < len(figures):
+                self.context.optimizer_step.report_once(_VALIDATED_TWICE)
+            self.epoch.logged |= took
 
     def _read_ahead(self, loader: Loader) -> None:
         """Have the next epoch, if there is one, be read while this one is evaluated and saved."""
@@ -523,13 +497,21 @@ class Engine:
     def _close_pass(self) -> None:
         """End a pass over the data, with the step that the script has left its loop in."""
         self.epoch.left = False
-        if self.step.batch is not None:
+        if self.step.batch is not None and self._is_untouched(self.step.batch):
+            self.step.batch = None  # as where the loop had been shorter
+        elif self.step.batch is not None:
             self.before_collective("break")
             self._count_step()
             self._do_what_is_due()
         if overrides(self.sync, GradientSync, "end_epoch"):
             self.note.operation = "average"
             self.context.profiler.consensus(self.sync, self.context.progress.state.step)
+
+    def _is_untouched(self, batch: Batch) -> bool:
+        """Tell whether nothing has been trained with a whole batch that is open."""
+        is_trained = self.context.optimizer_step.has_gradients
+        is_updated = self.step.updated == self.context.progress.state.step
+        return batch.last and self.step.loss_before is None and not is_trained and not is_updated
 
     def _open_step(self) -> None:
         context = self.context
@@ -584,6 +566,12 @@ class Engine:
         for after_step in context.hooks.after_step:
             after_step(state.step)
 
+    @property
+    def _accumulates(self) -> bool:
+        """Whether the last steps may have left gradients for the next update; the same on all."""
+        since = self.context.progress.state.step - 1 - self.step.updated
+        return 0 < since <= _MOST_ACCUMULATED and bool(self.context.components.optimizers)
+
     def _do_what_is_due(self) -> None:
         """Exchange the status and save, where it is time for it."""
         progress = self.context.progress
@@ -594,7 +582,12 @@ class Engine:
             self.snapshot(must=progress.saves_next)
 
     def _stop_on_signal(self) -> None:
-        if self.context.progress.stopping == "signal":
-            self.snapshot(must=True)
+        progress = self.context.progress
+        if progress.stopping != "signal":
+            return
+        if self._accumulates:
+            progress.next_agreement = progress.state.step  # after the next step again
+        else:
+            self._save(best=False, must=True)
             self.epoch.is_open = False  # it stays as it was saved
             raise InterruptedTraining

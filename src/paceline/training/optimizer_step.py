@@ -20,9 +20,18 @@ from paceline.optim.loss_scaler import OF_SESSION, LossScaler
 from paceline.training.hooks.base import StepHook
 from paceline.training.profiling.step_profiler import StepProfiler
 
-WITHOUT_UPDATE = (
+_WITHOUT_UPDATE = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
     "loss.backward() alone stays each worker's own"
+)
+_WITHOUT_OPTIMIZER = (
+    "s.backward(loss) without an optimizer that the session knows: give the script's to "
+    "s.prepare(...) or s.optimizer(...), else no snapshot has its state, and a resumed training "
+    "begins with a new one"
+)
+_UNUSED_GRADIENTS = (
+    "the epoch ended with gradients that no update has used: its snapshot doesn't have them, so a "
+    "training resumed there goes on without them. Update with the last batch of an epoch as well"
 )
 
 
@@ -50,6 +59,8 @@ class OptimizerStep(StepHook):
     own, what is due after a step is counted by them."""
     has_stepped_alone: bool = False
     """Whether something else than a batch of the training loader has been trained on."""
+    _reported: set[str] = field(default_factory=set)
+    """What has been said once."""
     _own_steps: "list[ScriptOptimizer]" = field(default_factory=list)
     """Of the optimizers, whose calls by the script lead here."""
     _zero_grads: list[Callable[..., None]] = field(default_factory=list)
@@ -185,6 +196,23 @@ class OptimizerStep(StepHook):
             self._unscaled = []
         for zero_grad in self._zero_grads:
             zero_grad()
+
+    def report_without_update(self, batches: int) -> None:
+        """Say what it means that an epoch ended with batches without an update. Local.
+
+        Args:
+            batches: How many there were at its end.
+        """
+        if self.has_gradients and batches > 0:
+            self.report_once(_UNUSED_GRADIENTS if self._own_steps else _WITHOUT_OPTIMIZER)
+        elif batches > 1:
+            self.report(_WITHOUT_UPDATE)
+
+    def report_once(self, text: str) -> None:
+        """Say what the user has to know, the first time."""
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
 
     def refuse_a_step_of_its_own(self) -> NoReturn:
         """Refuse an optimizer's step by the script: the workers would grow apart without a word.

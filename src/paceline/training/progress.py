@@ -19,6 +19,8 @@ from paceline.training.options import LoopOptions
 from paceline.training.snapshots.train_state import StopReason, TrainState, finite
 from paceline.training.status_exchange import Agreement, steps_to_next
 
+_VALIDATION = ("loss", "accuracy", "top5_accuracy")
+"""Figures of an evaluation that have a place of their own."""
 _LONG_EVALUATION_S = 2.0
 """Longer than this, and a snapshot is taken before it."""
 
@@ -242,21 +244,33 @@ class TrainingProgress:
         self.state.ended = "time" if self.stopping == "time" else "script"
         return best
 
-    def take_validation(self, figures: Mapping[str, float], samples: int) -> dict[str, float]:
+    def take_validation(
+        self, figures: Mapping[str, float], samples: int, *, is_first: bool = True
+    ) -> dict[str, float]:
         """Make an evaluation's figures the epoch's validation result.
+
+        Args:
+            figures: By name.
+            samples: Over how many.
+            is_first: Of the epoch's evaluations; a further one replaces what it has as well.
 
         Returns:
             Those that have no place of their own, to be logged.
         """
         state = self.state
-        self.val_samples = samples
-        state.val_loss = finite(figures.get("loss"))
-        state.val_accuracy = finite(figures.get("accuracy"))
-        state.val_top5_accuracy = finite(figures.get("top5_accuracy"))
+        if is_first:
+            state.val_loss = state.val_accuracy = state.val_top5_accuracy = None
+        if is_first or any(name in figures for name in _VALIDATION):
+            self.val_samples = samples
+        if "loss" in figures:
+            state.val_loss = finite(figures["loss"])
+        if "accuracy" in figures:
+            state.val_accuracy = finite(figures["accuracy"])
+        if "top5_accuracy" in figures:
+            state.val_top5_accuracy = finite(figures["top5_accuracy"])
         if "loss" in figures and state.val_loss is None:
             state.val_accuracy = state.val_top5_accuracy = None  # of a model that has diverged
-        known = ("loss", "accuracy", "top5_accuracy")
-        return {f"val_{name}": value for name, value in figures.items() if name not in known}
+        return {f"val_{name}": value for name, value in figures.items() if name not in _VALIDATION}
 
     def describe_bad(self, step: int, rank: int, advice: str) -> str:
         """Say where a loss wasn't finite; every worker knows the order of samples, so each can."""

@@ -382,7 +382,7 @@ class Session:
 
     @property
     def steps_done(self) -> int:
-        """Updates of the whole training until now, those before a resume included."""
+        """Steps of the whole training until now, those before a resume too: batches or updates."""
         self._context.script.asks_for_steps = True
         done = self._context.progress.state.step
         return done + (self._context.step.updated == done)  # the open step's, where it has been

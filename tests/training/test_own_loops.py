@@ -1,0 +1,177 @@
+"""Loops of scripts in which a batch isn't an update, or something is missing."""
+
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
+
+from paceline.distributed.group import Group
+from paceline.errors import InterruptedTraining
+from paceline.training.batches.loader import Loader
+from paceline.training.session import Session
+from tests.support.ranks import run_ranks
+from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd, weights_of
+
+pytestmark = pytest.mark.ranks
+
+
+def training_set() -> TensorDataset:
+    return TensorDataset(*points(8 * BATCH))
+
+
+@contextmanager
+def parts(
+    group: Group, directory: Path, **settings: int
+) -> Iterator[tuple[Session, torch.nn.Module, torch.optim.Optimizer, Loader]]:
+    """A session with a model, an optimizer and eight batches an epoch."""
+    with session_on(group, directory, settings) as s:
+        model = s.model(net())
+        optimizer = s.optimizer(sgd(model))
+        yield s, model, optimizer, s.loader(training_set(), global_batch=BATCH)
+
+
+def accumulate(
+    group: Group, directory: Path, every: int, stop: int, promises: bool
+) -> list[Tensor]:
+    """Update with every third batch and the epoch's last; stop by a signal within batch `stop`."""
+    with parts(group, directory, snapshot_every_steps=every) as (s, model, optimizer, batches):
+        with suppress(InterruptedTraining):
+            for _ in s.epochs(2):
+                for place, (x, y) in enumerate(map(pair_of, batches), start=s.steps_done % 8):
+                    if s.steps_done == stop:
+                        s.engine.stop_flag.name = signal.SIGTERM.name
+                        s.engine.context.progress.next_agreement = 0
+                    is_last = place % 3 == 2 or place == 7
+                    s.backward(F.cross_entropy(model(x), y), more=promises and not is_last)
+                    if is_last:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        return weights_of(model)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("promises", [True, False], ids=["more", "plain"])
+def test_gradients_that_are_added_up_are_in_no_snapshot_and_lost_by_none(
+    world_size: int, promises: bool, tmp_path: Path
+) -> None:
+    whole = run_ranks(world_size, accumulate, tmp_path / "whole", 100, -1, promises)[0]
+    # Snapshots due behind batches 2, 4 ... and a signal in the 4th wait for the update.
+    run_ranks(world_size, accumulate, tmp_path / "legs", 2, 3, promises)
+    saved = sorted(path.name for path in (tmp_path / "legs" / "snapshots").glob("step-*"))
+    assert [int(name[5:]) for name in saved][-2:] == [3, 6]
+    resumed = run_ranks(world_size, accumulate, tmp_path / "legs", 2, -1, promises)[0]
+    assert all(map(torch.equal, resumed, whole))
+
+
+def test_an_epoch_that_ends_with_unused_gradients_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with parts(group, tmp_path) as (s, model, optimizer, batches):
+            for _ in s.epochs(2):
+                for place, (x, y) in enumerate(map(pair_of, batches)):
+                    s.backward(F.cross_entropy(model(x), y))
+                    if place % 3 == 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+
+    run_ranks(1, body)
+    assert capfd.readouterr().out.count("gradients that no update has used") == 1
+
+
+def test_a_batch_at_which_the_loop_is_left_counts_if_it_was_trained_on(tmp_path: Path) -> None:
+    def body(group: Group) -> list[int]:
+        found = []
+        with parts(group, tmp_path) as (s, model, _, batches):
+            for epoch in s.epochs(2):
+                for place, (x, y) in enumerate(map(pair_of, batches)):
+                    if place == 5 and epoch == 0:
+                        break
+                    s.step(F.cross_entropy(model(x), y))
+                    if place == 5:
+                        break
+                found.append(s.steps_done)
+            found.append(s.engine.context.progress.state.samples_seen)
+        return found
+
+    assert run_ranks(1, body) == [[5, 11, 11 * BATCH]]
+
+
+def test_a_loop_that_is_left_by_its_own_decision_has_ended(tmp_path: Path) -> None:
+    def body(group: Group) -> str | None:
+        with parts(group, tmp_path) as (s, model, _, batches):
+            for _ in s.epochs(5):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                break
+        return s.engine.context.progress.state.ended
+
+    assert run_ranks(1, body) == ["script"]
+
+
+@pytest.mark.parametrize("lacks", ["loader", "optimizer", "scheduler", "nothing"])
+def test_what_the_session_does_not_know_is_named_once(
+    lacks: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = {
+        "loader": "without a training loader that the session knows",
+        "optimizer": "without an optimizer that the session knows",
+        "scheduler": "a learning-rate scheduler that the session doesn't know",
+    }
+
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            optimizer = sgd(model)
+            if lacks != "optimizer":
+                s.optimizer(optimizer)
+            scheduler = StepLR(optimizer, 1)
+            if lacks not in ("scheduler", "optimizer"):
+                s.scheduler(scheduler)
+            batches: Iterable[object] = [points(BATCH)] * 2
+            if lacks != "loader":
+                batches = s.loader(training_set(), global_batch=BATCH)
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.backward(F.cross_entropy(model(x), y))
+                    optimizer.step()
+                    optimizer.zero_grad()
+                scheduler.step()
+
+    run_ranks(1, body)
+    said = capfd.readouterr().out
+    assert {name: said.count(text) for name, text in words.items()} == {
+        name: int(name == lacks) for name in words
+    }
+    assert "no s.step(loss)" not in said
+
+
+def test_figures_of_a_second_evaluation_do_not_erase_those_of_the_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> list[float | None]:
+        found = []
+        with parts(group, tmp_path) as (s, model, _, batches):
+            test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            for epoch in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                s.evaluate(lambda _: {"loss": 1.0, "accuracy": 0.5}, test)
+                s.evaluate(lambda _: {"own": 3.0}, test)
+                if epoch == 1:
+                    s.evaluate(lambda _: {"accuracy": 0.25}, test)
+                found.append(s.engine.context.progress.state.val_accuracy)
+        return found
+
+    assert run_ranks(1, body) == [[0.5, 0.25]]
+    assert capfd.readouterr().out.count("the last one's count as its validation") == 1
+    last = (tmp_path / "metrics.csv").read_text().splitlines()
+    columns = dict(zip(*(line.split(",") for line in (last[0], last[-1])), strict=True))
+    assert (columns["val_loss"], columns["val_accuracy"], columns["val_own"]) == ("1", "0.25", "3")

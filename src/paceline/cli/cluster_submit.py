@@ -24,7 +24,7 @@ _SHARED = ("tag",)
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterChoice:
-    """What was said about where a training is to go."""
+    """What the command line says about where a training runs."""
 
     hosts: HostsOptions
     cluster: ClusterOptions

@@ -38,6 +38,7 @@ def show_plan(launch: Launch) -> int:
     if launch.is_new:
         launch.run.check_new()
     workers = _workers(launch)
+    # Data and memory are known where the job can be built without fetching anything.
     job, why = _job(launch)
     lines = [("job", why)]
     if job is not None:

@@ -66,10 +66,12 @@ class HostPool:
         Returns:
             Answers, and why there is none, by host.
         """
+        # Send to all before waiting for any. The number tells late answers to earlier ones apart.
         questioned = [host for host in self.hosts if host.name in questions]
         self._questions += 1
         for host in questioned:
             host.line.say({"number": self._questions, **questions[host.name]})
+        # Collect the answers; all hosts share one deadline.
         answers: Answers = {}
         problems: dict[str, str] = {}
         deadline_s = time.monotonic() + timeout_s

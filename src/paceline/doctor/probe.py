@@ -32,7 +32,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Whom to connect to."""
+    """A request to connect to other hosts' probes."""
 
     peers: tuple[client.Peer, ...] = ()
     mtu: int = 1500
@@ -98,10 +98,11 @@ class Probe:
     def _facts(self, question: Question) -> Answer:
         unknown: dict[str, str] = {}
 
+        # One part that can't be read doesn't hide the others: it is named among the unknown.
         def facts_or(name: str, read: Callable[[], Part], default: Part) -> Part:
             try:
                 return read()
-            except Exception as error:  # noqa: BLE001  # one part that fails doesn't hide the others
+            except Exception as error:  # noqa: BLE001  # whatever a library raises
                 unknown[name] = f"{type(error).__name__}: {error}"
                 return default
 

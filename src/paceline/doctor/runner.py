@@ -1,4 +1,4 @@
-"""Goes to the hosts: starts a probe on each, has them examined, and leaves nothing behind."""
+"""Starts a probe on each host, has the hosts examined, and leaves nothing behind on them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

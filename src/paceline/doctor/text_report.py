@@ -98,6 +98,7 @@ def _tables(
     links: Sequence[HostLink], hosts: Sequence[str], marks: tuple[set[HostLink], set[HostLink]]
 ) -> str:
     known = {(link.source, link.target): link for link in links}
+    # Long names become numbers, explained in a legend.
     short = all(len(host) < _CELL for host in hosts)
     names = {host: host if short else f"[{n}]" for n, host in enumerate(hosts)}
     left = max(map(len, names.values()))

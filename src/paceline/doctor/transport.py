@@ -21,7 +21,7 @@ _TAIL_LINES = 20
 
 
 class ProbeTransport(Protocol):
-    """A probe's line to the doctor."""
+    """A connection between the doctor and one probe; a JSON object a line."""
 
     def say(self, message: Message) -> None:
         """Send a message; lost without a word where the probe is gone."""

@@ -1,4 +1,4 @@
-"""Calls to AWS, by boto3: what fails becomes one line that says what to do."""
+"""Calls AWS through boto3, and turns its errors into one line that says what to do."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A command that runs beside this one: its output is read without a wait."""
+"""A child process whose output is read without blocking, such as `kubectl logs --follow`."""
 
 import codecs
 import os

@@ -1,4 +1,4 @@
-"""Starts a training on a node of a cluster, or goes on with it where this job had begun it before.
+"""Starts a training on a node of a cluster, or resumes it where this job has started it before.
 
 Run in the node's container as `python3 -P -m paceline.launch.continuing`; becomes `paceline`.
 Clusters start a failed or preempted node's command again as it is, without saying so.

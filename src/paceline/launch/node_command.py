@@ -1,4 +1,4 @@
-"""What a cluster runs on each node: the words, and the names that a cluster takes. Pure."""
+"""Builds the command that a cluster runs on each node, and names that clusters accept. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ _BY_WEIGHT = (ExitCode.JOB, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.RE
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRun:
-    """One node's share of a job, where its files lie."""
+    """What one node's command needs to know: the submission, and where the run directory is."""
 
     submission: str
     """Told apart from every other submission, also of a job of the same name."""

@@ -242,10 +242,12 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
 def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: int | None) -> Chart:
     """Draw training over its steps, and each epoch's validation as a point at its last step."""
     steps, metrics = report.steps, report.metrics
+    # Training: a point per row of steps.csv, thinned out.
     rows = thin(len(steps), MAX_POINTS)
     trained = _series(plan, steps, plan.columns[0], rows)
     series = [replace(trained, places=tuple(steps.column("step")[i] for i in rows))]
     highlight = None
+    # Validation: a point per epoch, at its last step; the best one is highlighted.
     if metrics.has(plan.columns[1][0]):
         epochs = thin(len(metrics), MAX_POINTS, () if best is None else (best,))
         evaluated = _series(plan, metrics, plan.columns[1], epochs)

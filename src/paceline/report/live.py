@@ -1,4 +1,4 @@
-"""How a run stands, from its files alone: read again and again while it runs, or once."""
+"""The status of a run, from its files alone: read again and again while it runs, or once."""
 
 import math
 import time
@@ -28,7 +28,7 @@ _DIED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a run stands; None where that isn't known (yet).
+    """The status of a run; a field is None where that isn't known (yet).
 
     Flat, since each field is a key of what `paceline watch --json` prints.
     """

@@ -50,7 +50,7 @@ class _Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """A launch beside the one that the others are held against."""
+    """A launch compared with the first one, the reference."""
 
     name: str
     colour: int

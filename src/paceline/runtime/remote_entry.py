@@ -1,4 +1,4 @@
-"""A host's side of a training over hosts: what is here, and how many workers it gets."""
+"""Runs on each host before a training over hosts: reports its facts and number of workers."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The run directory is made by one process, before anything is written; the others take it over."""
+"""Has one process make the run directory before anything is written, and all others use it."""
 
 import json
 import time

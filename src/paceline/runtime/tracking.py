@@ -45,10 +45,12 @@ class _Feeder:
 
     @property
     def is_running(self) -> bool:
+        """Whether the process hasn't ended."""
         return self.process.poll() is None
 
     @property
     def has_connected(self) -> bool:
+        """Whether it has reached its tracker: it writes its note only then."""
         return _stamp(self.note) != self.before
 
     def limit_s(self, ended_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Which network explains a measured study: the one parameter that fits it best."""
+"""Fits the bandwidth of the cost model's network to the steps that a study has measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class SizeTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What explains measured sizes."""
+    """The network that fits measured sizes best."""
 
     network: Network
     misfit: float

@@ -1,4 +1,4 @@
-"""How a training would scale on hosts that aren't there yet: the cost model, and its doubts."""
+"""Predicts how a training would scale on hosts that aren't there yet, and how sure that is."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -185,7 +185,7 @@ def _cluster(
 
 @dataclass(frozen=True, kw_only=True)
 class _Factors:
-    """How far off a draw is."""
+    """One draw of the Monte Carlo: times are those of the model, multiplied by these."""
 
     compute: float = 1.0
     """Of a worker alone, on the hosts to come as on the one that was measured."""

@@ -1,4 +1,4 @@
-"""How a prediction is told: as text, and as JSON."""
+"""A prediction as text, and as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -146,6 +146,7 @@ def _on_money(projection: Projection) -> Iterator[str]:
     if not timed:
         yield "What an epoch costs isn't known: the profile doesn't say how many steps it has."
         return
+    # Of equals the one with fewest nodes.
     cheapest = min(timed, key=lambda p: (cost_per_epoch(p, price) or 0.0, p.nodes))
     fastest = min(timed, key=lambda p: (p.epoch_s or 0.0, p.nodes))
     if cheapest == fastest:

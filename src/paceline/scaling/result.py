@@ -129,10 +129,12 @@ def _spread(values: Sequence[float]) -> Spread | None:
 def _not_reliable(results: Sequence[SizeResult]) -> str:
     """Say what the measurements themselves show to be wrong with them; empty where nothing is."""
     doubts = []
+    # Repeats of one measurement that differ too much.
     wide = sorted({result.workers for result in results if _is_wide(result.images_per_s)})
     if wide:
         much = show_whole_percent(_WIDE)
         doubts.append(f"repeats differ by more than {much} with {_workers(wide)}")
+    # Several workers that do more than as many single ones: impossible but by other load.
     beyond = [r for r in results if r.efficiency and r.efficiency.median > _MOST_EFFICIENCY]
     if beyond:
         most = max(beyond, key=lambda r: r.efficiency.median if r.efficiency else 0.0)

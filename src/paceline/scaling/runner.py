@@ -1,4 +1,4 @@
-"""Goes through a study's measurements one after the other, and keeps what each came to.
+"""Runs the measurements of a study one after the other, and keeps the result of each.
 
 A study is its directory: `measured/NAME.json` holds what a measurement came to, `runs/NAME` its run
 directory, `trained/NAME` a whole training. What is there already isn't measured again.

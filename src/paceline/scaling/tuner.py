@@ -98,6 +98,7 @@ class Tuner:
             PacelineError: The training as it is can't be measured; with its exit code.
             InterruptedStudyError: A signal came.
         """
+        # 1. Measure the training as it is: what may be changed, and how long a trial has to be.
         first = self._trial(USUAL, 0, "first")
         training = self.training
         if first.problem is not None:
@@ -106,6 +107,7 @@ class Tuner:
         self.seconds = max(self.seconds, _LEAST_STEPS * (first.step_s or 0.0))
         if training.batch is not None:
             self.training = replace(training, batch=facts.global_batch)
+        # 2. List the changes that apply to it.
         self.advice = advise_on_data(facts)
         changes = [
             change
@@ -119,6 +121,7 @@ class Tuner:
             f"{format_duration(self.budget_s)}, {format_duration(self.seconds)} a trial and "
             f"{format_duration(self._starting_s)} to start it, in {self.place}"
         )
+        # 3. Try all that are still open, again and again, in pairs; then confirm the best.
         for turn in range(1, _MOST_PAIRS + 1):
             self._try_all(turn)
         self._conclude()
@@ -183,10 +186,12 @@ class Tuner:
         """Try changes next to the training as it is; the other way round in every second turn."""
         if not changes:
             return []
+        # Next to each other in time: a machine whose speed drifts then slows both alike.
         order = [changes[0], USUAL, *changes[1:]]
         name = prefix + "+".join(change.name for change in changes)
         names = in_words([change.name for change in changes])
         self.say(f"  tries {names} beside the training as it is, pair {turn}")
+        # Changes that take longer to start get longer trials.
         seconds = {c.name: self._more_s(c, g) for c, g in zip(changes, gains, strict=True)}
         found = {
             which.name: self._trial(
@@ -197,6 +202,7 @@ class Tuner:
             )
             for which in (order if turn % 2 else reversed(order))
         }
+        # A change's gain is its speed over that of the trial beside it.
         usual = found.pop(USUAL.name)
         if usual.images_per_s:
             self.usual.append(usual.images_per_s)
@@ -312,6 +318,7 @@ class Tuner:
         """
         name = f"{change.name}-{seed}"
         run = RunDirectory(folder_in(self.place, "quality") / name)
+        # Train, unless an earlier, interrupted tuning has done so already.
         if read_whole(run, name) is None:
             size, given = self._as_changed(change)
             writer = self.training.commands({**given, "seed": seed}, 0.0)

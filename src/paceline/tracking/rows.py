@@ -1,4 +1,4 @@
-"""What a tracker is given: new rows of `steps.csv` and `metrics.csv` as they come, and the run."""
+"""Reads what a tracker is given: the run, and new rows of `steps.csv` and `metrics.csv`."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the search for causes works on, and what it finds: a cause, where it shows."""
+"""Input and output of the detectors: a `Case` to explain, and a `Finding` with its cause."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -172,6 +172,7 @@ class VerifyLauncher:
         from paceline.verify.observed_launch import run_observed
 
         threads, command = self.threads(workers), self.request.command
+        # By the user's own command (torchrun, say), with the observer in front of the script.
         if command is not None and command.has_launcher:
             command = replace(command, arguments=(*command.arguments, *more_args))
             file = records / "trial.json"
@@ -186,6 +187,7 @@ class VerifyLauncher:
                     records=records,
                     log_dir=run.logs,
                 )
+        # By Paceline's own launcher.
         prepare(PRELOAD, threads)
         with own_directory_is(self.place), self._report_changes():
             return launch_local(

@@ -1,4 +1,4 @@
-"""A training that was killed and started again, held against one that nobody disturbed."""
+"""Compares a training that was killed and started again with an uninterrupted one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Launches:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ResumeResult:
-    """All that came of it."""
+    """The result of `paceline verify --resume`."""
 
     launches: Launches
     verdict: Verdict

@@ -507,6 +507,7 @@ def _fetched_ahead(events: Sequence[Event]) -> set[int]:
     """Find the loaders whose batches are taken one step ahead."""
     passes: defaultdict[Key, _Alternation] = defaultdict(_Alternation)
     latest: _Alternation | None = None
+    # Count, for each pass, the batches between optimizer steps and backward passes.
     for event in events:
         if isinstance(event, Drawn) and not event.trains:
             latest = passes[event.loader, event.number]

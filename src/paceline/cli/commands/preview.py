@@ -38,6 +38,7 @@ _OPTIONS = option_fields(PreviewOptions, "Preview")
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
+    # The recipe's arguments are options of this command, beside its own.
     name, rest = (DEFAULT, tokens)
     if names_something(tokens):
         name, *rest = tokens
@@ -54,6 +55,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.preview import evaluation_tiles, training_tiles
     from paceline.training.rng import seed_everything
 
+    # Build the job with the given arguments, its random augmentation seeded.
     seed_everything(seed)
     names = {argument.name for argument in arguments}
     job = recipe(**recipe.resolved({n: v for n, v in given.items() if n in names}))
@@ -61,6 +63,7 @@ def main(tokens: Sequence[str]) -> int:
         (f"{name}: training, epoch 1, seed {seed}", training_tiles(job, seed, count)),
         (f"{name}: test", evaluation_tiles(job, count)),
     )
+    # One picture of augmented training samples, one of the test set.
     for path, (title, tiles) in zip(paths, pictures, strict=True):
         _write(path, Grid(tiles).draw(title))
         print(printable(f"{len(tiles)} samples  {path}"))

@@ -134,11 +134,13 @@ def main(tokens: Sequence[str]) -> int:
 def _show_help(tokens: Sequence[str]) -> NoReturn:
     """Show the options, with a run's values as their defaults where one is named."""
     named = [token for token in tokens if not wants_help((token,))][:1]
+    # Without a run: all options, without defaults.
     if not names_something(named) or is_url(named[0]):
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
         options = [replace(option, default=None) for option in training_options().values()]
         about = f"{_ABOUT} `paceline resume RUN_DIR --help` shows the run's own values."
         show_help(_USAGE, about, [*options, *own], tokens)
+    # With a run: the options of its kind (recipe or script), its values as defaults.
     past = PreviousRun.read(choose_run(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options
@@ -391,6 +393,7 @@ def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) ->
                 return False
     except (OSError, ValueError):
         return False
+    # It goes on where the setting that ended it has changed.
     names = _ENDED_BY.get(str(ended), ())
     return all(
         request.settings[name] == past.settings.get(name)

@@ -54,6 +54,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
     from paceline.report.runs.table import table_lines
 
+    # Find all runs below the folder, then apply --filter, --sort and --reverse.
     found = list_runs(root)
     kept = sort_runs(filter_runs(found.entries, options.filter), options.sort)
     if options.reverse:
@@ -64,6 +65,7 @@ def main(tokens: Sequence[str]) -> int:
             f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
             f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
         )
+    # Write a page, or print JSON or a table.
     if options.html:
         from paceline.report.runs.pages import write_index
 

@@ -14,6 +14,7 @@ _USED_SHARE = 0.1
 
 def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]:
     """Check the GPUs of one host."""
+    # Without usable GPUs there is nothing else to check.
     if gpus.problem:
         yield fault(
             host,
@@ -24,6 +25,7 @@ def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]
     if not gpus.names:
         yield ok(host, "GPUs", "none")
         return
+    # Each worker needs one of its own.
     if wants.on_gpus and wants.workers > len(gpus.names):
         yield fault(
             host,
@@ -33,6 +35,7 @@ def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]
         )
     else:
         yield ok(host, "GPUs", described(gpus))
+    # The probe has copied known data from each GPU to the others.
     if gpus.wrong_copies:
         yield fault(
             host,
@@ -50,6 +53,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare the hosts: the slowest GPU sets the pace of all."""
     shown = {host: described(known.gpus) for host, known in facts.items()}
     models = {host: sorted(set(known.gpus.names)) for host, known in facts.items()}
+    # Within a host.
     mixed = [host for host, found in models.items() if len(found) > 1]
     for host in mixed:
         yield warning(
@@ -57,6 +61,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             "GPU models",
             f"{shown[host]}: the slowest sets the pace. Use --balance, or GPUs of one kind",
         )
+    # Between hosts: each against what most of them have.
     named = {host: " and ".join(found) or "none" for host, found in models.items()}
     usual = common(list(named.values())) if named else ""
     for host, model in named.items():

@@ -54,7 +54,7 @@ class Peer:
 
 
 class _StrangerError(OSError):
-    """Who listens there isn't ours."""
+    """Something else than a probe of this examination listens at that address."""
 
 
 def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:

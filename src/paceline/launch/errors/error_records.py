@@ -1,4 +1,4 @@
-"""The process boundary around a worker's entry: an exception becomes a record that outlives it."""
+"""Writes the exception that ends a worker into a file, which the launcher reads afterwards."""
 
 import errno
 import re

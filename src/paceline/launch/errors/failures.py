@@ -1,4 +1,4 @@
-"""What is known about a failed worker, which failure was the cause, and how the user is told."""
+"""Failures of workers: what is known of each, which is the root cause, and how users are told."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""A training that Kubernetes has: rank 0's output, what the nodes wait for, and its end."""
+"""A job submitted to Kubernetes: rank 0's output, what its pods wait for, and how it ended."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,6 +104,7 @@ class KubernetesJob(SubmittedJob):
                 f"{self.name} is gone: somebody has deleted it. Its snapshots are still on the "
                 "volume, if it had one"
             ) from error
+        # Follow rank 0's newest pod, also where the job has just ended: its last lines count.
         self._log.attend(pods)
         if ended is None:
             return describe_wait(pods, self._submission.job.nodes)

@@ -43,6 +43,7 @@ class KubernetesLauncher(Launcher):
         kind = choose_kind(kubectl, self._options)
         written = manifests(submission, kind)
         _warn(submission, kind)
+        # All or nothing: what was made before an error or Ctrl-C is deleted again.
         try:
             kubectl.apply(written)
             stop.check()
@@ -50,6 +51,7 @@ class KubernetesLauncher(Launcher):
             _remove(kubectl, submission, written)
             raise
         submitted = KubernetesJob(kubectl, submission, kind, _selector(submission, kind))
+        # Kubernetes then deletes the other objects together with the job.
         _own_the_rest(kubectl, submitted.name, submission, written[:-1])
         print(f"Submitted {submitted.name}")
         return submitted

@@ -1,4 +1,4 @@
-"""What `--on kubernetes` is told: where in the cluster, and what each node's pod gets."""
+"""Options of `--on kubernetes`: where in the cluster, and what each node's pod gets."""
 
 import re
 from dataclasses import dataclass
@@ -70,6 +70,7 @@ class KubernetesOptions:
         Raises:
             UsageError: A value is of no form that Kubernetes takes.
         """
+        # The forms that Kubernetes takes for names and quantities.
         _check("--namespace", self.namespace, _LABEL, "lowercase letters, digits and hyphens")
         for flag, name in (
             ("--kubernetes-runtime", self.kubernetes_runtime),
@@ -86,6 +87,7 @@ class KubernetesOptions:
         for selector in self.node_selector:
             _check("--node-selector", selector, _SELECTOR, "KEY=VALUE")
         _check_paths(self.volume)
+        # Ranges, and options that exclude each other.
         if self.kubernetes_user is not None and self.kubernetes_user < 1:
             raise UsageError(f"--kubernetes-user is {self.kubernetes_user}: give an id from 1 on")
         if self.grace_s < _LEAST_GRACE_S:

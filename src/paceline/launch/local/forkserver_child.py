@@ -1,4 +1,4 @@
-"""Imported by the fork server alone, as the first of its modules: ties it and its workers down.
+"""Imported first in the fork server: makes the server and its workers end with the launcher.
 
 The server lives as long as any process holds its pipe, and every worker does; without this, workers
 would outlive a launcher that was killed. It ignores signals to stop, its workers must not. It also

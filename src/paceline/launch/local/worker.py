@@ -26,7 +26,7 @@ from paceline.launch.process_tree import die_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRendezvous:
-    """Where this node stands, and the store in which the nodes find each other."""
+    """This node's rank, and the address of the store through which the nodes rendezvous."""
 
     node_rank: int
     nodes: int

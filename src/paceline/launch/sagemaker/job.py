@@ -1,4 +1,4 @@
-"""A training job that SageMaker has: its state, and what all of its hosts print."""
+"""A job submitted to SageMaker: its state, and the output of all of its hosts."""
 
 import re
 import sys

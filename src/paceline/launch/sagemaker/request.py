@@ -1,4 +1,4 @@
-"""The training job as it is asked of SageMaker. Pure."""
+"""Builds the request that creates a training job at SageMaker. Pure."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Slurm's own commands, which do all that is asked of Slurm."""
+"""Calls Slurm's own commands (sbatch, scontrol, sacct, scancel), and reads what they print."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""A job that Slurm has: how it is, by Slurm's word and its own, and how it is stopped."""
+"""A job submitted to Slurm: its state, by Slurm and by the exit code it leaves, and stopping it."""
 
 import shlex
 import time

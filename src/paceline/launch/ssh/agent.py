@@ -1,4 +1,4 @@
-"""Runs on a host, at the other end of an ssh connection: starts processes, passes on their words.
+"""The agent on a host, at the far end of an ssh connection: starts processes, relays their output.
 
 Where its launcher ends, or gives no sign of life for LEASE_S, it kills all that it has started, and
 ends. It needs neither a server's setting nor a file on the host, and imports no torch.
@@ -44,7 +44,7 @@ _CANNOT_START = 70
 
 @final
 class _Child:
-    """A process that is being started, or runs, and what it is still to be told."""
+    """A process that is being started, or runs, and the input that is still to be sent to it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -83,7 +83,7 @@ class _Child:
 class Agent:
     """The host's end of one connection.
 
-    The main thread hears and never waits for anything else; what may take time has threads.
+    The main thread reads messages and blocks on nothing else; what may take time has threads.
     """
 
     def __init__(

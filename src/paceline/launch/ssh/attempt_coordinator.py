@@ -1,4 +1,4 @@
-"""One attempt on all hosts, seen from the launcher: looked at, seated, started, watched, ended."""
+"""Runs one attempt on all hosts: inspects them, assigns ranks, then starts, watches and ends it."""
 
 import queue
 import time

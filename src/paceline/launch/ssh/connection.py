@@ -95,7 +95,7 @@ class RemoteProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentInfo:
-    """What a host's agent says of itself."""
+    """A host agent's first message: what is installed there, and its address."""
 
     host: str
     """Its own name for itself."""

@@ -1,7 +1,7 @@
-"""Runs on a host, one process an attempt: says what is there, then starts this host's workers.
+"""Runs on a host, one process an attempt: reports facts of the host, then starts its workers.
 
-Phases: look (what is here, at which address), reach (the other hosts' addresses), go. The launcher
-leads from one to the next.
+Phases: look (inspect this host, report its address), reach (connect to the other hosts'
+addresses), go (start the workers). A message of the launcher begins each of them.
 """
 
 import json

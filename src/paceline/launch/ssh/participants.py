@@ -47,7 +47,7 @@ class Participant:
 
 @final
 class StopState:
-    """The user's wish to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
+    """The user's request to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Args:

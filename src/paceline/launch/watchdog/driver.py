@@ -1,8 +1,8 @@
-"""The one way in which workers are watched, wherever they run: where their states come from, and
-what is done about a hang, is given by whoever watches.
+"""The loop that watches workers for hangs and stragglers, the same wherever they run.
 
-`local_watchdog` watches one host's workers for their launcher, `ssh.remote_watchdog` those of
-several hosts, and `sidecar_main` a node's workers that something else has started.
+Its caller passes in where their states come from, and what is done about a hang:
+`local_watchdog` for one host's workers of its launcher, `ssh.remote_watchdog` for those of several
+hosts, and `sidecar_main` for a node's workers that something else has started.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""How workers of other nodes are: the nodes' watching processes exchange it by files."""
+"""State of workers on other nodes, which the nodes' watchdogs exchange by files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -104,6 +104,7 @@ class _Status:
     stacks: dict[int, str] | None
 
     def to_json(self) -> dict[str, object]:
+        """Give the file's content."""
         return {
             "attempt": self.attempt,
             "looks": self.looks,
@@ -113,6 +114,11 @@ class _Status:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "_Status":
+        """Read it from the file's content.
+
+        Raises:
+            KeyError, TypeError, ValueError: It isn't what `to_json` has written.
+        """
         stacks = content["stacks"]
         return _Status(
             int(content["attempt"]),

@@ -1,6 +1,6 @@
-"""Where workers stand in their Python code: SIGUSR1 has them write their stacks into their logs.
+"""Dumps the Python stacks of workers: on SIGUSR1 they write them into their logs.
 
-The answer is written in C, also while a thread of theirs keeps the interpreter to itself.
+The signal is handled in C (faulthandler), so it works while a thread holds the GIL.
 """
 
 import os

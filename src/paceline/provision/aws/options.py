@@ -1,4 +1,4 @@
-"""What `paceline aws` is told: which nodes, where, for how long, and who may reach them."""
+"""Options of `paceline aws`: which nodes, where, for how long, and who may reach them."""
 
 import ipaddress
 import math

@@ -239,6 +239,7 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
             raise UsageError(
                 f"--filter {condition!r} should be NAME=VALUE, such as state=finished or lr=0.1"
             )
+        # Refuse what no run has: a misspelt condition would filter out all of them.
         known = {*_FILTERS, *(n for entry in listed for n in arguments_of(entry.report.run))}
         if listed and name not in known:
             close = unknown_name(name, known, "name").partition(" Known:")[0]

@@ -20,6 +20,7 @@ def comparison_lines(
         tables: Of their curves.
         width: Characters of a line; None where lines may be of any length.
     """
+    # Which runs: the letters head the columns below.
     for letter, entry in zip(shown.letters, shown.runs, strict=True):
         name = entry.report.notes.name
         named = f"  {name}" if name and name not in entry.label else ""
@@ -28,12 +29,14 @@ def comparison_lines(
     if shown.left_out:
         yield shown.left_out
     yield ""
+    # Settings that differ, then final figures.
     if shown.settings:
         yield from _table("setting", shown.settings, shown.letters, width)
     else:
         yield "No setting differs."
     yield ""
     yield from _table("result", shown.figures, shown.letters, width)
+    # Curves.
     for table in tables:
         yield ""
         yield table.title

@@ -235,6 +235,7 @@ def _communication(study: Study, top: Sequence[SizeResult]) -> str:
         return ""
     if known[0].workers == 1:
         return _longest_part(known[0])
+    # The method with the most communication that isn't hidden.
     worst = max(known, key=lambda size: size.parts.exposed if size.parts else 0.0)
     if worst.parts is None or worst.step_s is None:
         return ""

@@ -177,6 +177,7 @@ def weights_apart(case: Case) -> Iterator[Finding]:
 
 def _why_apart(trace: Trace, number: int) -> tuple[Cause, str]:
     """Say why ranks come to other weights in a step, where it was seen."""
+    # Known causes, the most specific first.
     scales = [rank[number] for rank in trace.scales if len(rank) > number]
     if len(set(scales)) > 1:
         shown = ", ".join(f"{scale:g}" for scale in scales)

@@ -210,11 +210,13 @@ def other_values(case: Case) -> Iterator[Finding]:
         return
     known: dict[str, str] = {}
     again = 0
+    # Random augmentation gives a sample other values in each epoch: then they tell nothing.
     for found in case.first.training():
         for sample, look in found.looks():
             again += sample in known
             if not look_alike(known.setdefault(sample, look), look):
                 return
+    # Enough samples were seen twice to be sure that they are prepared without chance.
     if again >= _SURE:
         yield case.found(
             Cause.OTHER_VALUES,

@@ -60,7 +60,7 @@ _PATHS = (str, bytes, os.PathLike)
 @final
 @dataclass
 class Redirection:
-    """Has an overlay say where this process reads and writes files."""
+    """Redirects the file operations of this process into an overlay."""
 
     overlay: Overlay
 

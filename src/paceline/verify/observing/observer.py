@@ -1,4 +1,4 @@
-"""What one worker sees, put together from the hooks around it and written down."""
+"""Puts together what the hooks in one worker see, and writes it down as events."""
 
 import os
 import signal

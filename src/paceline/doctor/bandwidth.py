@@ -60,14 +60,14 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     The circle method of tournaments: one host stays, the others turn. With N hosts there are N - 1
     rounds, N of them where N is odd.
     """
-    seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     found = []
-    for _ in range(len(seats) - 1):
+    for _ in range(len(circle) - 1):
         # Opposite seats meet; then all but the first move on by one.
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
         found.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return found
 
 

@@ -31,7 +31,7 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class ContactRequest:
     """A request to connect to other hosts' probes."""
 
     peers: tuple[client.Peer, ...] = ()
@@ -139,14 +139,14 @@ class Probe:
         return {"ports": self._listener.ports, "datagram_port": self._listener.datagram_port}
 
     def _contacts(self, question: Question) -> Answer:
-        meeting = read_dataclass(Meeting, question)
+        request = read_dataclass(ContactRequest, question)
 
         def contact(peer: client.Peer) -> Contact:
-            return client.contact(peer, self._tokens, meeting.mtu)
+            return client.contact(peer, self._tokens, request.mtu)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = list(pool.map(contact, meeting.peers))
-        pairs = zip(meeting.peers, found, strict=True)
+            found = list(pool.map(contact, request.peers))
+        pairs = zip(request.peers, found, strict=True)
         return {peer.name: asdict(contact) for peer, contact in pairs}
 
     def _measure(self, question: Question) -> Answer:

@@ -87,8 +87,8 @@ def examine_hosts(
             if host.name not in lost
         ]
         found = Examination(HostPool(pooled), request, say).run()
-        said = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
-        apart = tuple(check_launcher(said, __version__))
+        versions = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
+        apart = tuple(check_launcher(versions, __version__))
         found = replace(found, findings=(*apart, *found.findings))
         return _with_lost(found, hosts, lost)
 

@@ -42,10 +42,10 @@ def node_command(job: ClusterJob, run: NodeRun, python: str = "python3") -> list
         words.append("--shared")
     if job.resume:
         words.append("--resume")
-    return [*words, "--", *train_words(job, run.run_dir)]
+    return [*words, "--", *train_command(job, run.run_dir)]
 
 
-def train_words(job: ClusterJob, run_dir: str) -> list[str]:
+def train_command(job: ClusterJob, run_dir: str) -> list[str]:
     """Give the command's words after `paceline`, with the node's run directory and workers."""
     words = list(job.command)
     if words[:1] == ["paceline"]:

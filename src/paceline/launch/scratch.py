@@ -98,7 +98,7 @@ def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
     if base is None:
         return None
     # By each new process, since one that was killed cleans up nothing itself.
-    _sweep(base)
+    _remove_stale(base)
     for _ in range(_TRIES):
         path = base / secrets.token_hex(4)
         with suppress(OSError):
@@ -136,7 +136,7 @@ def _keep(path: Path) -> int:
     return held
 
 
-def _sweep(base: Path) -> None:
+def _remove_stale(base: Path) -> None:
     """Remove the directories whose owners are gone, and with them their locks."""
     for name in base.glob(f"*{_LOCK}"):
         with suppress(OSError):

@@ -90,13 +90,13 @@ def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
     # Rank 0 makes the directory before it publishes the name, so that its failure is known to all.
     launch, problem = _make(launch, own) if rank == 0 else (launch, None)
-    said: dict[str, object] = {"path": str(launch.run.path)}
+    message: dict[str, object] = {"path": str(launch.run.path)}
     if problem is not None:
-        said |= {"problem": str(problem), "exit_code": problem.exit_code}
+        message |= {"problem": str(problem), "exit_code": problem.exit_code}
     own_store = of_attempt(store, placement.attempt)
     # Agree: rank 0 writes its text, the others wait for it.
     try:
-        agreement = common_text(own_store, rank, _KEY, json.dumps(said))
+        agreement = common_text(own_store, rank, _KEY, json.dumps(message))
     except RuntimeError as error:
         raise InfrastructureError(f"rank 0 did not come to {address} in {timeout_s:g} s") from error
     agreed = json.loads(agreement)

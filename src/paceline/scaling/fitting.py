@@ -34,13 +34,13 @@ class Fitted:
     """The network that fits measured sizes best."""
 
     network: Network
-    misfit: float
+    relative_error: float
     """Root of the mean squared relative difference of the times."""
     by_size: tuple[float | None, ...]
     """Bytes per second that would explain each size alone; None where none would."""
 
     @property
-    def says_something(self) -> bool:
+    def is_plausible(self) -> bool:
         """Whether it is a network that may be: some size explains one, and none is out of range."""
         low, high = _PLAUSIBLE_PER_S
         known = any(rate is not None for rate in self.by_size)
@@ -62,8 +62,8 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
     if not several:
         raise UsageError("nothing was measured on several nodes: say --link and --rtt")
 
-    def misfit(log_per_s: float) -> float:
-        return _misfit(
+    def relative_error(log_per_s: float) -> float:
+        return _rms_relative_error(
             [
                 (size.step_s, _step_s(compute, size, _with(cluster, exp(log_per_s))))
                 for size in several
@@ -71,10 +71,10 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
         )
 
     # In the logarithm: bandwidths differ by orders of magnitude.
-    best = lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
+    best = lowest(relative_error, log(_LEAST_PER_S), log(_MOST_PER_S))
     return Fitted(
         network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
-        misfit=misfit(best),
+        relative_error=relative_error(best),
         by_size=tuple(_explaining(compute, size, cluster) for size in several),
     )
 
@@ -104,7 +104,7 @@ def _with(cluster: Cluster, per_s: float) -> Cluster:
     return replace(cluster, network=replace(cluster.network, bandwidth_bytes_per_s=per_s))
 
 
-def _misfit(pairs: Sequence[tuple[float, float]]) -> float:
+def _rms_relative_error(pairs: Sequence[tuple[float, float]]) -> float:
     return sqrt(fmean((expected / measured - 1) ** 2 for measured, expected in pairs))
 
 

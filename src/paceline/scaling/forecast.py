@@ -76,7 +76,7 @@ def project(question: Question) -> Projection:
     Raises:
         UsageError: See `predict`.
     """
-    assumed = replace(question.assumed, link_doubt=question.link.doubt)
+    assumed = replace(question.assumed, link_uncertainty=question.link.uncertainty)
     resolved = replace(question, assumed=assumed)
     methods = [_with_every(resolved, m) if resolved.choose_every else m for m in resolved.methods]
     return Projection(

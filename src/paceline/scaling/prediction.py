@@ -13,14 +13,14 @@ from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
 from paceline.results.profile import StepProfile
 from paceline.results.study import Mode
 
-MODEL_DOUBT = 0.08
+MODEL_UNCERTAINTY = 0.08
 """Relative standard deviation of the time that communication takes against the model's, where it
 has been compared (see docs/internals/prediction.md): up to 8 nodes."""
-_DOUBT_PER_DOUBLING = 0.03
+_UNCERTAINTY_PER_DOUBLING = 0.03
 _COMPARED_NODES = 8
-_WAITING_DOUBT = 0.4
+_WAITING_UNCERTAINTY = 0.4
 """How long the slowest of many keeps the others waiting is known much worse."""
-_LEAST_COMPUTE_DOUBT = 0.01
+_LEAST_COMPUTE_UNCERTAINTY = 0.01
 _USUAL_INTERVAL_S = 600.0
 
 
@@ -39,7 +39,7 @@ class Assumptions:
     """From a failure until the training goes on from its snapshot."""
     snapshot_every_s: float | None = None
     """Default: an epoch, or 10 minutes where its length isn't known."""
-    link_doubt: float = 0.1
+    link_uncertainty: float = 0.1
     """Relative standard deviation of the bandwidth."""
     draws: int = 101
     """How often a band draws other numbers, at least twice."""
@@ -197,19 +197,21 @@ def _draws(
 ) -> Iterator[tuple[Cluster, _Factors]]:
     random = Random(0)
     beyond = max(0.0, log2(cluster.nodes / _COMPARED_NODES))
-    doubt = sqrt(assumed.link_doubt**2 + (MODEL_DOUBT + _DOUBT_PER_DOUBLING * beyond) ** 2)
-    compute_doubt = max(_LEAST_COMPUTE_DOUBT, _step_doubt(profile))
+    uncertainty = sqrt(
+        assumed.link_uncertainty**2 + (MODEL_UNCERTAINTY + _UNCERTAINTY_PER_DOUBLING * beyond) ** 2
+    )
+    compute_uncertainty = max(_LEAST_COMPUTE_UNCERTAINTY, _step_uncertainty(profile))
     for _ in range(assumed.draws):
-        factor = exp(random.gauss(0.0, doubt))
+        factor = exp(random.gauss(0.0, uncertainty))
         within = cluster.within and _slower(cluster.within, factor)
         factors = _Factors(
-            compute=exp(random.gauss(0.0, compute_doubt)),
-            waiting=exp(random.gauss(0.0, _WAITING_DOUBT)),
+            compute=exp(random.gauss(0.0, compute_uncertainty)),
+            waiting=exp(random.gauss(0.0, _WAITING_UNCERTAINTY)),
         )
         yield replace(cluster, network=_slower(cluster.network, factor), within=within), factors
 
 
-def _step_doubt(profile: StepProfile) -> float:
+def _step_uncertainty(profile: StepProfile) -> float:
     """How well the median step is known: what stretches differ by, over the root of their number.
 
     About one step of each stretch is looked at. 1.253: a median's standard error against a

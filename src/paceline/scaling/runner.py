@@ -84,7 +84,7 @@ class Runner:
     """Exit codes of what failed this time."""
     problems: list[str] = field(default_factory=list)
     """Of whole trainings."""
-    _hopeless: set[Size] = field(default_factory=set)
+    _failed_sizes: set[Size] = field(default_factory=set)
 
     def measured(self, plan: Sequence[Measurement]) -> dict[Size, list[Measured]]:
         """Read what there is."""
@@ -115,10 +115,10 @@ class Runner:
         if len(missing) < len(plan):
             self.say(f"{len(plan) - len(missing)} of {len(plan)} measurements are there already")
         for number, measurement in enumerate(missing):
-            if measurement.size in self._hopeless:
+            if measurement.size in self._failed_sizes:
                 continue
             # Without the sizes that would fail again: the time that is left is counted by these.
-            left = [m for m in missing[number:] if m.size not in self._hopeless]
+            left = [m for m in missing[number:] if m.size not in self._failed_sizes]
             self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
             record = self._measure(measurement)
             self._refuse_own_batch(measurement.size, record)
@@ -192,7 +192,7 @@ class Runner:
         if record.exit_code == ExitCode.USAGE and size.workers == 1:
             raise UsageError(record.problem)
         if record.exit_code != ExitCode.INFRASTRUCTURE:
-            self._hopeless.add(size)  # it would fail again
+            self._failed_sizes.add(size)  # it would fail again
 
     def _train(self, size: Size) -> CommandResult:
         name = f"trained/{size.name}"

@@ -17,7 +17,7 @@ from paceline.files import why_unreadable, write_atomic, write_json
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
-from paceline.launch.ssh.ssh import plain_ssh_words
+from paceline.launch.ssh.ssh import plain_ssh_command
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import STUDY_JSON, Measured, Study, require_study
 from paceline.scaling.options import parse_methods
@@ -226,4 +226,4 @@ def removal_command(host: Host, options: HostsOptions, run_dir: Path, here: Path
         place = Path(host.directory or usual) / place.relative_to(here)
     text = str(place)
     path = f'"$HOME"{shlex.quote(text[1:])}' if text.startswith("~/") else shlex.quote(text)
-    return [*plain_ssh_words(host, options), "--", host.name, f"rm -rf -- {path}"]
+    return [*plain_ssh_command(host, options), "--", host.name, f"rm -rf -- {path}"]

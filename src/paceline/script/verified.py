@@ -21,7 +21,7 @@ from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
 from paceline.verify.isolation.file_isolation import writes_isolated
-from paceline.verify.isolation.subprocesses import be_worker
+from paceline.verify.isolation.subprocesses import mark_worker
 from paceline.verify.observing.observer import Observer, SessionHook
 from paceline.verify.observing.script_hooks import watched
 from paceline.verify.trial import EnoughSeenError, Trial, record_path
@@ -44,7 +44,7 @@ def run_watched(payload: str) -> str:
     rank = current_placement().rank
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
     # Install the observer's hooks in this context alone; `reset` takes them out again.
-    be_worker()
+    mark_worker()
     token = ADDED_HOOKS.set((SessionHook(observer),))
     is_cut = True
     try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from paceline.verify.tensor_sketch import TensorSketch, distance, look_alike, relative_distance
+from paceline.verify.tensor_sketch import TensorSketch, contents_match, distance, relative_distance
 from paceline.verify.trace import Step, Trace
 
 FACTOR = 32.0
@@ -27,7 +27,7 @@ class StepDifference:
     step: int
     """From 0."""
     same_samples: bool
-    same_looks: bool
+    same_contents: bool
     """Whether the samples looked the same: the same augmentation."""
     loss: float
     gradients: float
@@ -83,7 +83,7 @@ class Comparison:
     @property
     def contents_differ_from(self) -> int | None:
         """The first step whose samples looked otherwise."""
-        return next((d.step for d in self.differences if not d.same_looks), None)
+        return next((d.step for d in self.differences if not d.same_contents), None)
 
     def worst(self, name: str) -> float:
         """Give the largest difference in `loss`, `gradients` or `weights`."""
@@ -117,7 +117,7 @@ class Comparison:
         gradients, weights = limits.of_gradients(first.step), limits.of_weights(first.step)
         differs = {
             "samples": not first.same_samples,
-            "augmentation": not first.same_looks,
+            "augmentation": not first.same_contents,
             "loss": first.loss > gradients,  # it has no limit of its own
             "gradients": first.gradients > gradients,
             "weights": first.weights > weights,
@@ -175,7 +175,9 @@ def _difference(number: int, one: Step, two: Step) -> StepDifference:
     return StepDifference(
         step=number,
         same_samples=one.all_samples == two.all_samples,
-        same_looks=all(look_alike(others.get(sample, look), look) for sample, look in ours.items()),
+        same_contents=all(
+            contents_match(others.get(sample, content), content) for sample, content in ours.items()
+        ),
         loss=_loss_difference(one, two),
         gradients=relative_distance((a, b) for _, a, b in gradients),
         weights=relative_distance(zip(mine.weights, theirs.weights, strict=False)),

@@ -196,7 +196,7 @@ def _without_skipped(rest: Trace, resumed: Trace) -> Trace:
         first,
         samples=mine.samples,
         contents=tuple(
-            looks[-len(own) :] for looks, (_, own) in zip(first.contents, shares, strict=True)
+            contents[-len(own) :] for contents, (_, own) in zip(first.contents, shares, strict=True)
         ),
     )
     return replace(resumed, steps=(trimmed, *resumed.steps[1:]))
@@ -278,7 +278,7 @@ def _memory(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
         )
     same_batch = case.comparison.differences[0]
     apart = [n for n, sha in theirs.buffers.items() if mine.buffers.get(n, sha) != sha]
-    if apart and same_batch.same_samples and same_batch.same_looks and not same_batch.gradients:
+    if apart and same_batch.same_samples and same_batch.same_contents and not same_batch.gradients:
         yield case.found(
             Cause.BUFFERS_NOT_RESTORED,
             f"{listed(apart[:_SHOWN])} differ after the first step",

@@ -293,8 +293,8 @@ def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> No
     """
     for name, value in given.items():
         option, before = training_options().get(name), past.settings.get(name)
-        said = option is not None and name not in past.given and before != option.default
-        if said and before is not None and before != value:
+        is_scripts_own = option is not None and name not in past.given and before != option.default
+        if is_scripts_own and before is not None and before != value:
             raise UsageError(
                 f"the script itself says {name}={before}, so that {flag(name)} {value} would "
                 f"contradict it: change it there, or its arguments ({_OTHER_ARGS})"

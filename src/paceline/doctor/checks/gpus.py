@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
-from paceline.doctor.checks.machine import Wants
+from paceline.doctor.checks.machine import Requirements
 from paceline.doctor.facts import GpuFacts, HostFacts
 from paceline.options.figures import plural, show_bytes
 from paceline.options.text import clause
@@ -12,7 +12,7 @@ from paceline.options.text import clause
 _USED_SHARE = 0.1
 
 
-def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]:
+def check_gpus(host: str, gpus: GpuFacts, required: Requirements) -> Iterator[CheckResult]:
     """Check the GPUs of one host."""
     # Without usable GPUs there is nothing else to check.
     if gpus.problem:
@@ -26,11 +26,11 @@ def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]
         yield ok(host, "GPUs", "none")
         return
     # Each worker needs one of its own.
-    if wants.on_gpus and wants.workers > len(gpus.names):
+    if required.on_gpus and required.workers > len(gpus.names):
         yield fault(
             host,
             "GPUs",
-            f"{plural(wants.workers, 'worker')} need as many GPUs, and there are "
+            f"{plural(required.workers, 'worker')} need as many GPUs, and there are "
             f"{len(gpus.names)}. Give the host {plural(len(gpus.names), 'worker')}",
         )
     else:

@@ -70,17 +70,17 @@ def check_links(
             yield _broken(link)
     # Slow links: by host where all of its links are slow, one by one otherwise, or all in one line.
     slow = slow_links(links)
-    guilty = slow_hosts(slow, hosts)
-    for host in guilty:
+    slow_in_all = slow_hosts(slow, hosts)
+    for host in slow_in_all:
         yield _slow_host(host, [s for s in slow if host in (s.link.source, s.link.target)])
-    rest = [s for s in slow if not {s.link.source, s.link.target} & set(guilty)]
+    rest = [s for s in slow if not {s.link.source, s.link.target} & set(slow_in_all)]
     if len(rest) > _MOST_SLOW:
         yield _many_slow(rest)
     else:
         yield from map(_slow, rest)
     if (found := slowest(links)) is not None:
         yield _bandwidth(found, hosts)
-    others = {host: choice for host, choice in choices.items() if host not in guilty}
+    others = {host: choice for host, choice in choices.items() if host not in slow_in_all}
     yield from _below_interface(links, others)
 
 
@@ -168,18 +168,18 @@ def check_all_reduce(
 ) -> CheckResult:
     """Check the all-reduce over all hosts, against the slowest link."""
 
-    def said(state: State, text: str) -> CheckResult:
+    def result(state: State, text: str) -> CheckResult:
         return CheckResult(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
 
     rate = found.bus_bytes_per_s
     if rate is None or found.seconds is None:
-        return said(
+        return result(
             "fault",
             f"over {found.backend} it failed: {clause(found.problem)}. Mend the faults above "
             "first; then see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
-        return said(
+        return result(
             "fault",
             f"over {found.backend} its result is wrong: a network card, a GPU or memory damages "
             "data. Take hosts out until it is right; don't train on them",
@@ -194,9 +194,9 @@ def check_all_reduce(
     if found.backend == "gloo":
         limit = min(limit, _GLOO_BYTES_PER_S)
     if rate < _SHARE_OF_LINK * limit:
-        return said(
+        return result(
             "warning",
             f"{text}: less than half of the {show_bandwidth(limit)} that the slowest link carries. "
             "Are the processors busy, or does it take another interface (--interface)?",
         )
-    return said("ok", text)
+    return result("ok", text)

@@ -12,7 +12,7 @@ from typing import final
 
 from paceline.doctor.probes.handshake import (
     Tokens,
-    is_friend,
+    accept_peer,
     receive_line,
     send_line,
 )
@@ -96,7 +96,7 @@ class ProbeServer:
             with stream, suppress(OSError, ValueError):
                 stream.settimeout(_WAIT_S)
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if is_friend(stream, self._tokens):
+                if accept_peer(stream, self._tokens):
                     request = receive_line(stream)
                     _SERVICES.get(str(request.get("do")), _just_meet)(stream, request)
         finally:

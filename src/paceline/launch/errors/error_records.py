@@ -94,8 +94,8 @@ def _with_cause(error: BaseException) -> str:
     cuDNN and cuBLAS say no more than that they failed, also where an earlier kernel did.
     """
     text, torch = message_of(error), sys.modules.get("torch")
-    says_little = isinstance(error, RuntimeError) and _OF_LIBRARY.search(text)
-    if not says_little or device_error(text) or not (torch and torch.cuda.is_initialized()):
+    is_vague = isinstance(error, RuntimeError) and _OF_LIBRARY.search(text)
+    if not is_vague or device_error(text) or not (torch and torch.cuda.is_initialized()):
         return text
     try:
         torch.cuda.mem_get_info()  # fails as that kernel did, and waits for none

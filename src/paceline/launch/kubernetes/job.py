@@ -28,7 +28,7 @@ class RankZeroLog:
         self._logs: ChildCommand | None = None
         self._since = ""
 
-    def attend(self, pods: Sequence[Pod]) -> None:
+    def follow(self, pods: Sequence[Pod]) -> None:
         """Follow rank 0's newest pod, once it has started; again where the connection was lost."""
         started = [pod for pod in pods if pod.node == 0 and pod.has_started]
         if self._logs is not None or not started:
@@ -105,7 +105,7 @@ class KubernetesJob(SubmittedJob):
                 "volume, if it had one"
             ) from error
         # Follow rank 0's newest pod, also where the job has just ended: its last lines count.
-        self._log.attend(pods)
+        self._log.follow(pods)
         if ended is None:
             return describe_wait(pods, self._submission.job.nodes)
         self._has_ended = True
@@ -157,6 +157,6 @@ class KubernetesJob(SubmittedJob):
         for node, pod in sorted(newest.items()):
             if node and pod.exit_code == ended.code:
                 with suppress(InfrastructureError):
-                    said = self._kubectl.run("logs", f"--tail={_SHOWN_LINES}", pod.name)
-                    shown.append(f"--- node {node}, pod {pod.name}:\n{said}")
+                    log = self._kubectl.run("logs", f"--tail={_SHOWN_LINES}", pod.name)
+                    shown.append(f"--- node {node}, pod {pod.name}:\n{log}")
         return "\n".join(shown)

@@ -57,8 +57,8 @@ class Kubectl:
             raise InfrastructureError(f"{called} didn't answer within {limit_s:g} s") from error
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line and not _LOG.match(line)]
-            said = "\n".join(lines) if lines else f"code {done.returncode}"
-            raise InfrastructureError(f"{called} failed: {said}")
+            reason = "\n".join(lines) if lines else f"code {done.returncode}"
+            raise InfrastructureError(f"{called} failed: {reason}")
         return done.stdout
 
     def get(self, *words: str) -> Answer:

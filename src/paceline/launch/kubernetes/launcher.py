@@ -52,7 +52,7 @@ class KubernetesLauncher(Launcher):
             raise
         submitted = KubernetesJob(kubectl, submission, kind, _selector(submission, kind))
         # Kubernetes then deletes the other objects together with the job.
-        _own_the_rest(kubectl, submitted.name, submission, written[:-1])
+        _delete_with_job(kubectl, submitted.name, submission, written[:-1])
         print(f"Submitted {submitted.name}")
         return submitted
 
@@ -98,7 +98,7 @@ def _warn(submission: Submission, kind: str) -> None:
         )
 
 
-def _own_the_rest(
+def _delete_with_job(
     kubectl: Kubectl, target: str, submission: Submission, rest: list[Manifest]
 ) -> None:
     """Have the other objects go when the job goes, however that happens."""

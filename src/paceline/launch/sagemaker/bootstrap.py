@@ -68,8 +68,8 @@ def variables(
     interface = str(resources.get("network_interface_name") or "")
     if interface in {name for _, name in socket.if_nameindex()}:
         set_here |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    said = any(word.partition("=")[0] == "--backend" for word in command)
-    if not said and has_smddp(str(resources.get("current_instance_type") or ""), len(hosts)):
+    has_backend = any(word.partition("=")[0] == "--backend" for word in command)
+    if not has_backend and has_smddp(str(resources.get("current_instance_type") or ""), len(hosts)):
         set_here["PACELINE_BACKEND"] = "smddp"
     return {name: value for name, value in set_here.items() if name not in environment}
 

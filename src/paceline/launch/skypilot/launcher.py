@@ -69,7 +69,7 @@ class SkypilotJob(SubmittedJob):
         self._directory = TemporaryDirectory(dir=own_directory())
         path = Path(self._directory.name, f"{name}.yaml")
         path.write_text(written)
-        self._launch = ChildCommand([sky, *launch_words(job, options, name, path)], is_read=True)
+        self._launch = ChildCommand([sky, *launch_command(job, options, name, path)], is_read=True)
         self._cancellation: ChildCommand | None = None
         self._is_read = False
         self._line = ""
@@ -104,7 +104,7 @@ class SkypilotJob(SubmittedJob):
 
     def stop(self) -> None:
         """Have SkyPilot cancel the task."""
-        words = cancel_words(self._options, self.name)
+        words = cancel_command(self._options, self.name)
         self._cancellation = ChildCommand([self._sky, *words])
 
     def cancel(self) -> Outcome | None:
@@ -124,13 +124,13 @@ class SkypilotJob(SubmittedJob):
         self._directory.cleanup()
 
 
-def launch_words(job: ClusterJob, options: SkypilotOptions, name: str, path: Path) -> list[str]:
+def launch_command(job: ClusterJob, options: SkypilotOptions, name: str, path: Path) -> list[str]:
     """Write SkyPilot's command after `sky`: a managed job where machines may be taken away."""
     words = ["jobs", "launch", "-n", name] if options.use_spot else ["launch", "-c", name]
     return [*words, "--yes", *(["--detach-run"] if job.detach else []), str(path)]
 
 
-def cancel_words(options: SkypilotOptions, name: str) -> list[str]:
+def cancel_command(options: SkypilotOptions, name: str) -> list[str]:
     """Write the command after `sky` that stops the training."""
     if options.use_spot:
         return ["jobs", "cancel", "--yes", "-n", name]

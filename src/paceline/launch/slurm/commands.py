@@ -35,10 +35,10 @@ def submit_script(options: Sequence[str], script: str, environment: Mapping[str,
     found = _NUMBER.fullmatch(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else None
     if done.returncode == 0 and found:
         return found[1]
-    said = one_line(done.stderr) or f"sbatch ended with exit code {done.returncode}"
-    if _ABSENT.search(said):
-        raise InfrastructureError(f"Slurm does not answer: {said}")
-    raise UsageError(f"Slurm refuses the job: {said}")
+    message = one_line(done.stderr) or f"sbatch ended with exit code {done.returncode}"
+    if _ABSENT.search(message):
+        raise InfrastructureError(f"Slurm does not answer: {message}")
+    raise UsageError(f"Slurm refuses the job: {message}")
 
 
 def query_state(job_id: str) -> JobState | None:

@@ -55,12 +55,14 @@ class SlurmJob(SubmittedJob):
     def poll_s(self) -> float:
         """Often at first, while it stops, and once it has said how it ended."""
         young = time.monotonic() - self._began_s < _QUERY_OFTEN_FOR_S
-        ends = self._stops > 0 or self._over_since_s is not None or self._own_word() is not None
+        ends = (
+            self._stops > 0 or self._over_since_s is not None or self._reported_code() is not None
+        )
         return _QUERY_S[0 if young or ends else 1]
 
     def poll(self) -> str | Outcome:
         """Ask Slurm, and look whether the job itself has left its exit code."""
-        code = self._own_word()
+        code = self._reported_code()
         state = self._query(has_ended=code is not None)
         now_s = time.monotonic()
         if state is not None:
@@ -100,7 +102,7 @@ class SlurmJob(SubmittedJob):
     def close(self) -> None:
         """Nothing runs here."""
 
-    def _own_word(self) -> int | None:
+    def _reported_code(self) -> int | None:
         """Give the exit code that the job has left, once it has."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             code = read_json_object(ended_path(self._run, self._job_id))["code"]

@@ -179,9 +179,9 @@ class Agent:
     def _follow(self, name: str, child: _Child, message: Message) -> None:
         """Start a process; pass on what it says and prints, and its end."""
         reading, writing = os.pipe()
-        with os.fdopen(reading, "rb") as said:
+        with os.fdopen(reading, "rb") as messages:
             try:
-                code = self._attend(name, child, said, self._started(child, message, writing))
+                code = self._relay(name, child, messages, self._started(child, message, writing))
             except (OSError, ValueError) as error:
                 self._send({"is": "problem", "id": name, "text": str(error)})
                 code = _CANNOT_START
@@ -213,15 +213,15 @@ class Agent:
             child.tried.set()
         return child.process
 
-    def _attend(
-        self, name: str, child: _Child, said: IO[bytes], process: subprocess.Popen[bytes]
+    def _relay(
+        self, name: str, child: _Child, messages: IO[bytes], process: subprocess.Popen[bytes]
     ) -> int:
         """Be with a process until its end. Returns its exit code."""
         threading.Thread(target=child.write, args=(process.stdin,), daemon=True).start()
         readers = [
             threading.Thread(target=self._pass_on, args=(name, stream, source), daemon=True)
             for stream, source in (
-                ("said", said),
+                ("said", messages),
                 ("stdout", process.stdout),
                 ("stderr", process.stderr),
             )
@@ -259,9 +259,9 @@ class Agent:
         with source:
             for line in source:
                 if stream == "said":
-                    said = decode(line)
-                    if said is not None:
-                        self._send({"is": "said", "id": name, "message": said})
+                    message = decode(line)
+                    if message is not None:
+                        self._send({"is": "said", "id": name, "message": message})
                 else:
                     text = line.decode(errors="replace").rstrip("\n")
                     self._send({"is": "output", "id": name, "stream": stream, "text": text})
@@ -329,15 +329,15 @@ def main() -> None:
     ending, ends = os.pipe()
     os.set_blocking(ends, False)
     signal.set_wakeup_fd(ends)  # a SIGTERM just before a wait begins wouldn't interrupt it
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    signal.signal(signal.SIGTERM, lambda *_: _kill_all_and_exit())
     adopt_orphans(True)
     try:
-        Agent(0, target, _leave, ending=ending).run()
+        Agent(0, target, _kill_all_and_exit, ending=ending).run()
     finally:
-        _leave()
+        _kill_all_and_exit()
 
 
-def _leave() -> None:
+def _kill_all_and_exit() -> None:
     """Kill everything that was started, and end at once: no thread may hold this up."""
     try:
         for _ in range(3):  # what is killed may have been about to start something

@@ -18,7 +18,7 @@ from paceline._version import __version__
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.ssh.protocol import BEAT_S, LEASE_S, Message, decode, encode, lines_of
+from paceline.launch.ssh.protocol import HEARTBEAT_S, LEASE_S, Message, decode, encode, lines_of
 from paceline.launch.ssh.ssh import agent_command, explain, forwarded_port, forwarding_failed
 
 CONNECT_S = 30.0
@@ -163,7 +163,7 @@ class Connection:
         # Four threads, one for each pipe and one for the heartbeat, so that none can block another.
         self._threads = [
             threading.Thread(target=work, name=f"paceline-{host.name}", daemon=True)
-            for work in (self._read, self._read_errors, self._write, self._beat)
+            for work in (self._read, self._read_errors, self._write, self._send_heartbeats)
         ]
         for thread in reversed(self._threads):  # the first one waits for the second at its end
             thread.start()
@@ -277,8 +277,8 @@ class Connection:
         self._received_s = time.monotonic()
 
     def _explanation(self) -> str:
-        said = "\n".join(self._tail.copy())
-        return explain(self.host, self._ssh.poll(), said, config=self._config)
+        output = "\n".join(self._tail.copy())
+        return explain(self.host, self._ssh.poll(), output, config=self._config)
 
     def _read_errors(self) -> None:
         stream = self._ssh.stderr
@@ -303,18 +303,18 @@ class Connection:
             while (line := self._outbox.get()) is not None:
                 _write_whole(stream, line)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         self._introduced.wait()
-        beats = 0
+        sent = 0
         while not self._gone.is_set():
-            beats += 1
+            sent += 1
             # Clock offset by one round trip, as in NTP: the host's time against the middle of ours.
             if self.clock_offset_s is None:
-                self._sent_s[beats] = time.time()
-            self.send({"do": "beat", "n": beats})
+                self._sent_s[sent] = time.time()
+            self.send({"do": "beat", "n": sent})
             if time.monotonic() - self._received_s > LEASE_S:
                 self._lose(f"{self.host.name}: no sign of life for {LEASE_S:g} s")
-            self._gone.wait(BEAT_S)
+            self._gone.wait(HEARTBEAT_S)
 
     def _take_line(self, line: bytes) -> None:
         message = decode(line)
@@ -327,18 +327,18 @@ class Connection:
     def _take(self, message: Message) -> None:
         what, name = message.get("is"), str(message.get("id"))
         if what == "ready":
-            self._greet(message)
+            self._take_introduction(message)
         elif what == "beat":
             self._set_clock(message)
         elif name in self._remotes:
             self._pass_on(self._remotes[name], message)
 
-    def _greet(self, message: Message) -> None:
-        said = AgentInfo(**{n: str(message.get(n, "")) for n in AgentInfo.__dataclass_fields__})
-        self.introduction = said
-        if said.paceline != __version__ and not self._any_version:
+    def _take_introduction(self, message: Message) -> None:
+        agent = AgentInfo(**{n: str(message.get(n, "")) for n in AgentInfo.__dataclass_fields__})
+        self.introduction = agent
+        if agent.paceline != __version__ and not self._any_version:
             self._lose(
-                f"{self.host.name}: Paceline {said.paceline} is installed there, and "
+                f"{self.host.name}: Paceline {agent.paceline} is installed there, and "
                 f"{__version__} here. Install the same, or say --install"
             )
         self._tail.clear()  # what a login shell prints explains no later loss

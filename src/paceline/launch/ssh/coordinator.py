@@ -26,7 +26,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.participants import StopState, raise_first
 from paceline.launch.ssh.rank_assignment import clock_lines
 from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
-from paceline.launch.ssh.store import kept_store
+from paceline.launch.ssh.store import launcher_store
 from paceline.options.figures import plural
 
 Settle = Callable[[str, int], str]
@@ -64,7 +64,7 @@ def launch_on_hosts(
     say = quietly(to_stderr)
     stop = StopState(say)
     with ExitStack() as stack:
-        store = stack.enter_context(kept_store())
+        store = stack.enter_context(launcher_store())
         # Connect. Until workers run, a signal breaks this off.
         interrupts = stack.enter_context(Interrupts(policy.stop).caught())
         try:

@@ -41,7 +41,7 @@ class LaunchSpec:
 
     def message(self, connection: Connection, attempt: int) -> Message:
         """Write it for one host."""
-        said = connection.introduction
+        agent = connection.introduction
         return {
             "entry": self.entry,
             "payload": self.payload,
@@ -56,7 +56,7 @@ class LaunchSpec:
             "attempt": attempt,
             "workers": connection.host.slots,
             "address": connection.host.address,
-            "ssh_address": said.ssh_address if said is not None else "",
+            "ssh_address": agent.ssh_address if agent is not None else "",
         }
 
     def files(self, attempt: int) -> dict[str, str]:
@@ -68,7 +68,7 @@ class LaunchSpec:
         paths += [run.steps_csv] if is_small(run.steps_csv) else []
         return {path.name: read_plain(path).decode() for path in paths}
 
-    def bring_home(self) -> None:
+    def restore_paths(self) -> None:
         """Put this machine's paths back into `run.json`, which a host has written."""
         with suppress(OSError, ValueError):
             content = read_json_object(self.run.run_json)

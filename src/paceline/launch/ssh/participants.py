@@ -37,7 +37,7 @@ class Participant:
     """When, by our clock in seconds since the epoch."""
     killed: bool = False
     """Whether its agent was told to kill it: its end then says nothing."""
-    last_words: list[str] = field(default_factory=list)
+    last_output: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ def problem_of(member: Participant, late: str) -> PacelineError:
     if member.lost:
         return InfrastructureError(member.lost)
     if member.ended:
-        words = "\n".join(member.last_words) or "it said nothing"
+        words = "\n".join(member.last_output) or "it said nothing"
         return InfrastructureError(f"{member.name}: its process ended:\n{words}")
     return InfrastructureError(f"{member.name}: {late}")
 
@@ -224,7 +224,7 @@ def _reported(member: Participant) -> Iterator[WorkerFailure]:
 
 def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
     """Describe a host that went away, as a failure of its first worker."""
-    words = "\n".join(member.last_words)
+    words = "\n".join(member.last_output)
     refusal, code = member.refused or ("", ExitCode.INFRASTRUCTURE)
     why = member.lost or refusal or "its processes ended without a word"
     return WorkerFailure(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.options.figures import plural
 from paceline.verify.finding import Case, Cause, Finding
-from paceline.verify.tensor_sketch import TensorSketch, best_factor, look_alike
+from paceline.verify.tensor_sketch import TensorSketch, best_factor, contents_match
 from paceline.verify.trace import Step
 
 _RATES_APART = 1e-6
@@ -120,7 +120,7 @@ def no_mean_over_samples(case: Case) -> Iterator[Finding]:
     if beyond is None or not beyond.same_samples:
         return
     # Where random numbers differ between launches, so do losses.
-    if not beyond.same_looks or any(e.by == "step" for e in case.other.drew[0]):
+    if not beyond.same_contents or any(e.by == "step" for e in case.other.drew[0]):
         return
     mine, theirs = case.first.steps[beyond.step], case.other.steps[beyond.step]
     if len(set(theirs.shares)) > 1 and not in_session:
@@ -211,10 +211,10 @@ def other_values(case: Case) -> Iterator[Finding]:
     known: dict[str, str] = {}
     again = 0
     # Random augmentation gives a sample other values in each epoch: then they tell nothing.
-    for found in case.first.training():
-        for sample, look in found.looks():
+    for epoch in case.first.training():
+        for sample, content in epoch.sample_contents():
             again += sample in known
-            if not look_alike(known.setdefault(sample, look), look):
+            if not contents_match(known.setdefault(sample, content), content):
                 return
     # Enough samples were seen twice to be sure that they are prepared without chance.
     if again >= _SURE:

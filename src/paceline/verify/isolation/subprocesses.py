@@ -71,7 +71,7 @@ def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None
     patches.wrap(os, "system", partial(_around_system, trial))
 
 
-def be_worker() -> None:
+def mark_worker() -> None:
     """Remember that this process is a worker; those that it starts are not."""
     set_variables({_WORKER: str(os.getpid())})
 

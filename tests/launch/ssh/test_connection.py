@@ -102,7 +102,7 @@ def test_a_slow_host_costs_no_other_its_place(
         until(lambda: good.is_ready)
         over = threading.Event()
         over.set()
-        wait_for([slow, good], over)  # at once
+        assert not slow.wait(over=over)  # at once
         assert not slow.lost
         monkeypatch.setattr(ours, "CONNECT_S", 0.1)
         wait_for([slow, good])

@@ -11,6 +11,7 @@ from paceline.distributed.environment import surroundings
 from paceline.distributed.interface import find_route, is_loopback
 from paceline.doctor.facts import EPHEMERAL, Interface, NetworkFacts
 from paceline.errors import PacelineError
+from paceline.launch.ssh.agent import ssh_address
 
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -25,7 +26,7 @@ def network_facts() -> NetworkFacts:
         hostname=hostname,
         hostname_means=meaning_of(hostname),
         default_address=_default_address(),
-        ssh_address=_ssh_address(surroundings()),
+        ssh_address=ssh_address(surroundings()),
         interfaces=tuple(_interfaces()),
         port_range=_port_range(_PORT_RANGE),
         congestion=_congestion(_CONGESTION),
@@ -51,11 +52,6 @@ def _default_address() -> str:
         return find_route("", None, "").address
     except PacelineError:
         return ""
-
-
-def _ssh_address(environment: Mapping[str, str]) -> str:
-    words = environment.get("SSH_CONNECTION", "").split()
-    return words[2].partition("%")[0] if len(words) == 4 else ""
 
 
 def _interfaces() -> list[Interface]:

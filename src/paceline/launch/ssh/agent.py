@@ -303,7 +303,7 @@ def _introduction(message: Message) -> Message:
         "python": platform.python_version(),
         "torch": _version_of("torch"),
         "executable": sys.executable,
-        "ssh_address": _ssh_address(os.environ),
+        "ssh_address": ssh_address(os.environ),
     }
 
 
@@ -314,7 +314,7 @@ def _version_of(package: str) -> str:
         return "none"
 
 
-def _ssh_address(environment: Mapping[str, str]) -> str:
+def ssh_address(environment: Mapping[str, str]) -> str:
     """Give the address of this host at which ssh came in; empty where ssh doesn't say."""
     words = environment.get("SSH_CONNECTION", "").split()
     return words[2].partition("%")[0] if len(words) == 4 else ""

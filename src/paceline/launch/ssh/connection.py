@@ -482,17 +482,11 @@ def connect(
         connections.close()
 
 
-def wait_for(connections: Sequence[Connection], over: threading.Event | None = None) -> None:
-    """Wait until each connection is of use or lost.
-
-    Args:
-        connections: Which; those without an answer in time are lost.
-        over: Once it is set nobody waits any longer; what isn't ready by then is the caller's to
-            close.
-    """
+def wait_for(connections: Sequence[Connection]) -> None:
+    """Wait until each connection is of use or lost; those without an answer in time are lost."""
     deadline_s = time.monotonic() + CONNECT_S
     for connection in connections:
-        connection.wait(max(0.0, deadline_s - time.monotonic()), over)
+        connection.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 def _close(connections: Sequence[Connection]) -> None:

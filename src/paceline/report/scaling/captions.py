@@ -83,9 +83,7 @@ def describe_throughput(study: Study) -> str:
             f"images a second instead of {alone}. Ideal would be {top[0].workers:,} times."
         )
     each = [f"{show_times(speed_up_of(study, s) or 0)} with {method_name(study, s)}" for s in top]
-    return (
-        f"{workers} do {_first_whole(each, ' the work of one')}; one does {alone} images a second."
-    )
+    return f"{workers} do {_with_unit(each)}; one does {alone} images a second."
 
 
 def describe_efficiency(study: Study) -> str:
@@ -258,10 +256,10 @@ def _longest_part(size: SizeResult) -> str:
     return f" The longest part of it is {PART_NAMES[name]} ({show_seconds(time_s)})."
 
 
-def _first_whole(each: Sequence[str], unit: str) -> str:
+def _with_unit(each: Sequence[str]) -> str:
     """Put the unit after the first factor: `7.3 times the work of one with local and ...`."""
     head, tail = each[0].split(" with ", 1)
-    return listed([f"{head}{unit} with {tail}", *each[1:]])
+    return listed([f"{head} the work of one with {tail}", *each[1:]])
 
 
 def _median(size: SizeResult) -> float | None:

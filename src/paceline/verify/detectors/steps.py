@@ -34,7 +34,7 @@ def schedule_per_worker(case: Case) -> Iterator[Finding]:
     if mine > 0 and theirs > mine and len(case.other.steps) <= len(case.first.steps):
         what = f"{text}: the schedule was stepped {theirs} times instead of {mine}"
         yield case.found(Cause.SCHEDULE_PER_WORKER, what, step=step)
-    elif _same_batch(case, 0):
+    elif _same_first_batch(case):
         yield case.found(Cause.RATE_DIFFERS, text, step=step)
 
 
@@ -250,8 +250,8 @@ def _equal_until(case: Case, step: int) -> Iterator[bool]:
     return (len(set(found.shares)) == 1 for found in case.other.steps[:step])
 
 
-def _same_batch(case: Case, step: int) -> bool:
-    mine, theirs = case.first.steps[step], case.other.steps[step]
+def _same_first_batch(case: Case) -> bool:
+    mine, theirs = case.first.steps[0], case.other.steps[0]
     return sum(mine.shares) == sum(theirs.shares)
 
 

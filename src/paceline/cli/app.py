@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: Exception) -> int:
-    """Tell of an exception that no command has foreseen, and give the exit code."""
+    """Report an exception that no command has handled, and give the exit code."""
     if message := _misuse(error):
         text = shortened(printable(message))
         print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)

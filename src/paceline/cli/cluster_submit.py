@@ -83,7 +83,7 @@ def cluster_options() -> tuple[OptionField, ...]:
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
-    """Take these options out of what was given.
+    """Split the options of hosts and clusters off the others.
 
     Raises:
         UsageError: A value is out of range.

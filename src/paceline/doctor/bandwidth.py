@@ -63,7 +63,7 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     found = []
     for _ in range(len(circle) - 1):
-        # Opposite seats meet; then all but the first move on by one.
+        # Hosts opposite each other are paired; then all but the first move on by one.
         half = len(circle) // 2
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
         found.append([(a, b) for a, b in pairs if a is not None and b is not None])

@@ -54,7 +54,7 @@ class Probe:
     """Answers questions; keeps what listens between them."""
 
     def __init__(self, tokens: Tokens, work: Path, place: str) -> None:
-        """Store where it is.
+        """Prepare; `answer` answers.
 
         Args:
             tokens: By which probes know each other.

@@ -30,7 +30,7 @@ class TrainingPlace:
     """Where run directories go, from there."""
 
     def payload(self, directory: str | None = None) -> dict[str, object]:
-        """Write what a probe is told first."""
+        """Write the first message to a probe."""
         return {"directory": directory or self.directory, "place": self.runs}
 
 

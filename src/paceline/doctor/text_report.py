@@ -59,7 +59,7 @@ def _lines(found: CheckResult, whom: str) -> Iterator[str]:
 
 
 def _whom(found: CheckResult, everybody: Sequence[str]) -> str:
-    """Say of which hosts the same was found; empty for one."""
+    """List the hosts that a finding is about; empty for one."""
     if len(found.hosts) == 1:
         return ""
     if set(found.hosts) >= set(everybody) or (found.state == "ok" and len(found.hosts) > _NAMED):

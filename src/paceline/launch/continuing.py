@@ -26,7 +26,7 @@ _POLL_S = 2.0
 
 
 def main(words: Sequence[str]) -> int:
-    """Become the training's command. Returns, with an exit code, only where that can't be.
+    """Replace this process by the training's command. Returns an exit code only where that failed.
 
     Args:
         words: Options of this program, `--`, and the words of the `paceline` command.
@@ -93,7 +93,7 @@ def _read_mark(mark: Path) -> tuple[int, int]:
 
 
 def resuming(command: Sequence[str], run_dir: str) -> list[str]:
-    """Turn `train RECIPE ...` or `run SCRIPT ...` into the command that goes on with it.
+    """Turn `train RECIPE ...` or `run SCRIPT ...` into the command that resumes it.
 
     Its options stay: `paceline resume` refuses those that would change what is trained.
 

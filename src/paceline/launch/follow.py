@@ -142,7 +142,7 @@ class _Following:
         return None
 
     def _tolerate(self, error: InfrastructureError) -> None:
-        """Bear with a cluster that doesn't answer, for a while, unless the user wants to leave.
+        """Ignore for a while that a cluster doesn't answer, unless the user wants to leave.
 
         Raises:
             JobLostError: The while is over.

@@ -34,7 +34,7 @@ class StopGrace:
     most_s: float = MOST_STOP_S
 
     def for_workers(self, workers: Iterable[StoppingWorker], *, is_late: bool = False) -> float:
-        """Settle it by what the workers need.
+        """Compute it from what the workers need.
 
         Args:
             workers: All of them.

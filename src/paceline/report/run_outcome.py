@@ -26,7 +26,7 @@ RunState = Literal["running", "finished", "stopped", "failed", "died"]
 
 
 def find_state(report: "RunReport") -> RunState:
-    """Say how it stands with a run: its summary counts first; then whether a process owns it."""
+    """Find a run's state: by its summary, else by whether a process owns it."""
     if report.summary:
         return "stopped" if text(report.summary, "stopped_because") == "signal" else "finished"
     if report.locked:

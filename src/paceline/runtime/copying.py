@@ -177,7 +177,7 @@ class _Process:
             raise InfrastructureError(f"--copy-to: {why}; nothing was started")
 
     def order(self, order: str) -> None:
-        """Tell it what to do; nobody may be there any more."""
+        """Send it an order; errors are ignored where it has ended."""
         assert self._process.stdin is not None
         with suppress(OSError):
             os.write(self._process.stdin.fileno(), f"{order}\n".encode())

@@ -157,7 +157,7 @@ def announce_failure(
 
 
 def _would_fail_again(cause: WorkerFailure) -> bool:
-    """Tell whether the same command would end alike: refused settings, hardware, a script's own."""
+    """Tell whether the same command would fail again: by refused settings or a script's error."""
     return cause.kind != "infrastructure" and cause.step is None
 
 

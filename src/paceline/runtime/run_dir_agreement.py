@@ -31,7 +31,7 @@ def make_run(launch: Launch) -> Launch:
 
 
 def find_run(launch: Launch) -> Launch | None:
-    """Take over the run directory that the node's first worker makes; None where one is in the way.
+    """Find the run directory that the node's first worker makes; None where another is in the way.
 
     Raises:
         InfrastructureError: It was not made.
@@ -54,7 +54,7 @@ def find_run(launch: Launch) -> Launch | None:
 
 
 def with_run(launch: Launch, run: RunDirectory) -> Launch:
-    """Give a launch the run directory that was settled."""
+    """Give a launch the run directory that was agreed on."""
     launch.settled(run)
     return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
 

@@ -104,7 +104,7 @@ def _start_here(launch: Launch) -> int:
 
 
 def _work_here(launch: Launch) -> str:
-    """Work as one of the workers. Returns what it came to, as JSON."""
+    """Run as one of the workers. Returns the training's result, as JSON."""
     from paceline.launch.local.worker import run_here
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place

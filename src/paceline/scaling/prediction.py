@@ -138,7 +138,7 @@ def predict_band(
     within: Network | None = None,
     assumed: Assumptions = _USUAL,
 ) -> Band:
-    """Predict it again and again with other numbers in place of those that aren't sure.
+    """Predict with an uncertainty band, by Monte Carlo over the numbers that aren't sure.
 
     The draws are the same in every call. Arguments and errors are those of `predict`.
     """
@@ -282,7 +282,7 @@ def _predict(
 
 
 def _averaging_s(profile: StepProfile, method: SyncOptions, cluster: Cluster) -> float:
-    """Weights, and as much of the optimizer's state, in full and with nothing to hide behind."""
+    """Compute the time to average weights and optimizer states, which nothing hides."""
     if method.sync not in LOCAL_METHODS:
         return 0.0
     return cluster.all_reduce_s(2 * profile.parameter_bytes)
@@ -304,7 +304,7 @@ def _fixed_s(profile: StepProfile, workers: int) -> float:
 
 
 def _available(nodes: int, epoch_s: float | None, assumed: Assumptions) -> float:
-    """Expect this share of the time to be of use where nodes fail.
+    """Compute the share of the time that is useful where nodes fail.
 
     Failures come at random, at a rate of nodes / mtbf, and each throws the training back to its
     last snapshot. Daly: "A higher order estimate of the optimum checkpoint interval for restart

@@ -25,7 +25,7 @@ _CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is fas
 
 
 def as_text(projection: Projection, inputs: PredictionInputs) -> str:
-    """Tell it: what is assumed, all efficiencies, two methods in detail, what to do.
+    """Write it as text: what is assumed, all efficiencies, two methods in detail, what to do.
 
     Args:
         projection: What is predicted.

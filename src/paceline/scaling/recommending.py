@@ -186,7 +186,7 @@ def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
 
 
 def _cure(size: Predicted, projection: Projection) -> str:
-    """Name the larger of what failures cost: steps done again, half an interval, and restarts."""
+    """Say what to change about failures: by the larger cost, repeated steps or restarts."""
     assumed = projection.question.assumed
     epoch_s = None if size.epoch_s is None else size.epoch_s * size.available
     again_s = snapshot_interval_s(epoch_s, assumed) / 2

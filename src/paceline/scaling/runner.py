@@ -181,7 +181,7 @@ class Runner:
             raise UsageError(_own_batch(record.script_batch))
 
     def _handle_failure(self, size: Size, record: Measured) -> None:
-        """Draw the conclusions of a measurement for those to come.
+        """Stop the study, or skip the size from now on, depending on how a measurement failed.
 
         Raises:
             UsageError: They would all fail alike.
@@ -203,7 +203,7 @@ class Runner:
         )
 
     def _progress_reporter(self, run: RunDirectory) -> Callable[[], bool]:
-        """Say now and then how far a long training is."""
+        """Print the progress of a long training from time to time."""
         shown_s, shown = time.monotonic(), ""
 
         def poll() -> bool:

@@ -171,7 +171,7 @@ class Tuner:
             self._confirm(chosen[:1])
 
     def _confirm(self, chosen: Sequence[Tried]) -> None:
-        """Measure anew what looked best: of many, the best is in part the luckiest."""
+        """Measure the best again: chosen as the best of many, it was in part lucky."""
         change = together([tried.change for tried in chosen])
         # What may change the result has been judged, one by one.
         self.confirmed = Tried(change=replace(change, kind="rounding"))

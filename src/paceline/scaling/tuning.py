@@ -294,7 +294,7 @@ class Tried:
 
     @property
     def verdict(self) -> str:
-        """Say in a few words what to think of it."""
+        """Summarise the result in a few words."""
         gain = self.gain
         if gain.problem is not None:
             return f"failed: {gain.problem}"

@@ -61,7 +61,7 @@ def run_watched(payload: str) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """Be a worker that a launching command of the user's own has started, in place of the script.
+    """Run a worker that the user's own launching command has started, in place of the script.
 
     Args:
         words: A trial's file, `-m` where a module's name follows, script and its arguments.

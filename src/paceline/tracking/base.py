@@ -95,4 +95,4 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection. Called last, once, in any case; also after an error."""
+        """Close the connection. Called last, once, in any case; also after an error."""

@@ -179,7 +179,7 @@ class Follower:
             self._say = None
 
     def close(self) -> None:
-        """Let go of the tracker; called once at the end, in any case."""
+        """Close the connection to the tracker; called once at the end, in any case."""
         sink, self._sink = self._sink, None
         if sink is not None:
             try:

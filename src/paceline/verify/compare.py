@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def contents_differ_from(self) -> int | None:
-        """The first step whose samples looked otherwise."""
+        """The first step whose samples have other values."""
         return next((d.step for d in self.differences if not d.same_contents), None)
 
     def worst(self, name: str) -> float:
@@ -140,7 +140,7 @@ def compare(first: Trace, other: Trace) -> Comparison:
 
 
 def measured_limits(yardstick: Comparison) -> Limits:
-    """Allow for rounding what a launch and its disturbed self were apart, and some more."""
+    """Derive the limits from a launch and its perturbed copy: their differences, times a margin."""
     found = yardstick.differences
     return Limits(
         gradients=_risen([d.gradients for d in found]),
@@ -150,7 +150,7 @@ def measured_limits(yardstick: Comparison) -> Limits:
 
 
 def given_limits(tolerance: float) -> Limits:
-    """Take the user's word."""
+    """Make limits of the tolerance that the user gives."""
     return Limits(gradients=(tolerance,), weights=(tolerance,), measured=False)
 
 

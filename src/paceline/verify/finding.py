@@ -95,7 +95,7 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether it is wrong, or may be meant."""
+        """Whether it is a fault; else it may be intended."""
         return self.cause not in NOTES
 
     @property

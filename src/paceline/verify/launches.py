@@ -220,7 +220,7 @@ class VerifyLauncher:
 
     @contextmanager
     def _report_changes(self) -> Iterator[None]:
-        """Say what a script has changed all the same, where the kernel can't forbid it."""
+        """Report the user's files that a script has changed, where the kernel can't forbid it."""
         from paceline.verify.isolation.file_isolation import changes, files_below
 
         if self.confines or not self.holds_back:
@@ -283,7 +283,7 @@ class VerifyLauncher:
         ).to_json()
 
     def _timeout_s(self) -> float:
-        """Wait less long than trainings do: a verification has few steps, and a user looks on."""
+        """Choose a shorter time-out than for trainings: a verification has few steps."""
         config = self.request.config
         return config.dist.timeout_s if "timeout_s" in self.request.training.given else _TIMEOUT_S
 

@@ -130,7 +130,7 @@ def _verdict(
 
 
 def _before_the_kill(launches: Launches, before: Comparison, limits: Limits) -> Iterator[Finding]:
-    """Tell whether the command does the same twice at all."""
+    """Compare the steps before the kill: does the command do the same twice at all?"""
     beyond = before.first_beyond(limits)
     samples = before.samples_differ_from
     steps = [d for d in (samples, beyond.step if beyond else None) if d is not None]
@@ -205,7 +205,7 @@ def _without_skipped(rest: Trace, resumed: Trace) -> Trace:
 def _after_the_kill(
     case: Case, launches: Launches, begins_at: int, apart: float, limits: Limits
 ) -> Iterator[Finding]:
-    """Look at everything that a checkpoint has to hold."""
+    """Compare, after the kill, everything that a checkpoint has to hold."""
     if begins_at == 0:
         files = listed([*launches.saved[:_SHOWN]])
         yield case.found(

@@ -394,7 +394,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
 
 
 def cut_up_before(first: Trace, other: Trace) -> set[int]:
-    """Find the loaders whose data sets a script has cut up for its ranks by itself.
+    """Find the loaders whose data sets a script has divided among its ranks by itself.
 
     Their indices count each rank's own samples, so that those of two ranks are different samples.
     """
@@ -410,7 +410,7 @@ def cut_up_before(first: Trace, other: Trace) -> set[int]:
 
 
 def by_content(trace: Trace, loaders: set[int]) -> Trace:
-    """Tell the samples of some loaders by what they look like instead of by their indices."""
+    """Identify the samples of some loaders by their values instead of by their indices."""
     trains = any(found.loader in loaders for found in trace.training())
     return replace(
         trace,
@@ -525,7 +525,7 @@ def _fetched_ahead(events: Sequence[Event]) -> set[int]:
 
 
 def _delayed(events: Sequence[Event], loaders: set[int]) -> Iterator[Event]:
-    """Tell of each of these loaders' batches when the next one is taken, or the step before ends.
+    """Delay these loaders' batches until the next one is taken, or the step before has ended.
 
     The last of a pass has no next one: it comes before the first backward pass of its own step. One
     that was taken in vain, since the script left its loop, is left out.

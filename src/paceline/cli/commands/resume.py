@@ -213,7 +213,7 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
 
 
 def _copy_on(given: dict[str, OptionValue], copies: str | None, choice: ClusterChoice) -> None:
-    """Have a run that was fetched copied on to where it was, unless another place is given.
+    """Go on copying a run to where it was fetched from, unless another place is given.
 
     Args:
         given: The options; `copy_to` is added.
@@ -286,7 +286,7 @@ def _resume_script(
 
 
 def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> None:
-    """Refuse, before anything is started, what the script has said otherwise and will say again.
+    """Refuse options that contradict what the script itself sets, before anything is started.
 
     Raises:
         UsageError: There is such an option.
@@ -377,7 +377,7 @@ _ENDED_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) -> bool:
-    """Tell whether a training has come to its end, and nothing asks for more.
+    """Tell whether a training has finished, and no option asks for more.
 
     Where its last snapshot is gone there is something to train again. A script may have got a
     longer loop: it is started where it has changed since, or the user allows changes.

@@ -227,7 +227,7 @@ class PeerClient:
     def _connected(
         self, do: str, duration_s: float = 0.0, port: int | None = None
     ) -> Iterator[socket.socket]:
-        """Connect, make sure of each other, and say what is wanted."""
+        """Connect, authenticate, and send the kind of request."""
         target = (self._peer.address, port or self._peer.ports[0])
         stream = socket.create_connection(target, timeout=_CONNECT_S)
         with stream:

@@ -133,7 +133,7 @@ def _limit(name: str) -> int | None:
 
 
 def _watched() -> tuple[float, float | None, tuple[str, ...]]:
-    """Watch for a second.
+    """Measure the load for a second.
 
     Returns:
         Busy cores, the share that the hypervisor took, and the busiest processes.

@@ -74,7 +74,7 @@ def _interfaces() -> list[Interface]:
 
 
 def _speed(name: str, megabits_per_s: int) -> float | None:
-    """Believe what hardware says of itself; virtual interfaces say 10 Gbit/s, or anything."""
+    """Give a hardware interface's speed: virtual ones report 10 Gbit/s, or anything."""
     virtual = not (_CLASS / name / "device").exists()
     return None if virtual or megabits_per_s <= 0 else megabits_per_s * _BITS
 

@@ -141,7 +141,7 @@ def _send_time(stream: socket.socket, request: Mapping[str, object]) -> None:
 
 
 def _take_in(stream: socket.socket, request: Mapping[str, object]) -> None:
-    """Count what comes within a time after the first piece; what comes later is only taken away.
+    """Count the bytes that come within a time after the first; later ones are read and dropped.
 
     A sender's own clock would count what has merely been queued on its side.
     """

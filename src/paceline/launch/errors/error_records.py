@@ -55,7 +55,7 @@ def read_failures(log_dir: Path) -> list[WorkerFailure]:
 
 
 def forget_failures(log_dir: Path) -> None:
-    """Remove the records of an earlier launch, here and as hosts sent them: they'd count for it."""
+    """Remove the records of an earlier launch, which would be taken for this one's failures."""
     for stale in log_dir.glob(f"*{_RECORDS}"):
         stale.unlink(missing_ok=True)
 

@@ -103,7 +103,7 @@ def _container(submission: Submission) -> Manifest:
 
 
 def _place(submission: Submission) -> list[Plain]:
-    """Tell the node its place by the variables that Kubeflow's trainer sets."""
+    """Give the node its rank by the variables that Kubeflow's trainer sets."""
     training = submission.job
     workers = training.workers or training.gpus_per_node or "auto"
     index: Manifest = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}

@@ -66,7 +66,7 @@ class KubernetesJob(SubmittedJob):
     poll_s = 2.0
 
     def __init__(self, kubectl: Kubectl, submission: Submission, kind: str, selector: str) -> None:
-        """Note where it is.
+        """Take over a job that has been submitted.
 
         Args:
             kubectl: Of the cluster.

@@ -101,7 +101,7 @@ def _warn(submission: Submission, kind: str) -> None:
 def _delete_with_job(
     kubectl: Kubectl, target: str, submission: Submission, rest: list[Manifest]
 ) -> None:
-    """Have the other objects go when the job goes, however that happens."""
+    """Make the job owner of the other objects: Kubernetes then deletes them together with it."""
     try:
         _set_owner(kubectl, kubectl.get(target), submission, rest)
     except InfrastructureError as error:

@@ -117,7 +117,7 @@ def run_workers(command: Sequence[str], logs: Path) -> int:
 
 
 def set_records_aside(logs: Path, restarts: int) -> None:
-    """Keep records of failures from before this start from counting for it."""
+    """Rename records of failures of earlier starts, which would be taken for this one's."""
     for path in logs.glob("failure-rank-*.json"):
         if restarts:
             path.rename(path.with_name(f"attempt-{restarts - 1}-{path.name}"))

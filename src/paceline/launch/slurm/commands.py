@@ -93,7 +93,7 @@ def requeue(job_id: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put what a command has said into one line."""
+    """Put a command's output into one line."""
     return "; ".join(line.strip() for line in _PREFIX.sub("", text).splitlines() if line.strip())
 
 

@@ -32,7 +32,7 @@ class SlurmJob(SubmittedJob):
     stop_limit_s = float("inf")  # Slurm itself ends what takes longer than it allows
 
     def __init__(self, job_id: str, run: RunDirectory, python: str) -> None:
-        """Note where it is.
+        """Take over a job that has been submitted.
 
         Args:
             job_id: Slurm's number.
@@ -86,7 +86,7 @@ class SlurmJob(SubmittedJob):
         return None if self._has_ended and not text else text
 
     def stop(self) -> None:
-        """Have the workers told as soon as there are any: before, it can't be stopped in order."""
+        """Have SIGTERM sent to the workers once there are any: before, nothing can be saved."""
         self._stops = 1
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class SlurmJob(SubmittedJob):
         """Nothing runs here."""
 
     def _reported_code(self) -> int | None:
-        """Give the exit code that the job has left, once it has."""
+        """Read the exit code that the job's own script has written; None before."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             code = read_json_object(ended_path(self._run, self._job_id))["code"]
             if type(code) is not int:
@@ -143,7 +143,7 @@ class SlurmJob(SubmittedJob):
         self._stops_passed_on = self._stops
 
     def _signal_workers(self) -> None:
-        """Tell the workers to stop, once; before it has any, a job can't be stopped in order."""
+        """Send SIGTERM to the workers, once; before there are any, nothing can be saved."""
         if not self._workers_signalled and commands.has_workers(self._job_id):
             commands.signal_workers(self._job_id)
             self._workers_signalled = True

@@ -57,7 +57,7 @@ class _Child:
         self._inbox.put(json.dumps(message).encode() + b"\n")
 
     def write(self, stream: IO[bytes]) -> None:
-        """Write what there is to say, until `finish`."""
+        """Write the messages as they come, until `finish`."""
         with suppress(OSError), stream:  # it has ended, or is ending
             while (line := self._inbox.get()) is not None:
                 stream.write(line)
@@ -98,7 +98,7 @@ class Agent:
 
         Args:
             source: Descriptor at which the launcher's messages come.
-            target: Descriptor for what is said to it.
+            target: Descriptor for messages to it.
             leave: Called by another thread where the lease ends and the main thread is stuck.
             lease_s: How long the launcher may give no sign of life.
             ending: Descriptor that can be read once it is to end.
@@ -177,7 +177,7 @@ class Agent:
             threading.Thread(target=child.end, args=(grace_s,), daemon=True).start()
 
     def _follow(self, name: str, child: _Child, message: Message) -> None:
-        """Start a process; pass on what it says and prints, and its end."""
+        """Start a process; relay its messages, its output and its exit code to the launcher."""
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb") as messages:
             try:
@@ -216,7 +216,7 @@ class Agent:
     def _relay(
         self, name: str, child: _Child, messages: IO[bytes], process: subprocess.Popen[bytes]
     ) -> int:
-        """Be with a process until its end. Returns its exit code."""
+        """Relay a process's messages and output until its end. Returns its exit code."""
         threading.Thread(target=child.write, args=(process.stdin,), daemon=True).start()
         readers = [
             threading.Thread(target=self._pass_on, args=(name, stream, source), daemon=True)
@@ -270,7 +270,7 @@ class Agent:
         self._outbox.put(encode(message))
 
     def _send_if_room(self, message: Message) -> None:
-        """Never wait: the main thread has to go on hearing while nobody reads what is written."""
+        """Send without blocking: the main thread must go on reading whoever reads its output."""
         with suppress(queue.Full):
             self._outbox.put_nowait(encode(message))
 
@@ -321,7 +321,7 @@ def ssh_address(environment: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Be the agent: standard input and output are the connection."""
+    """Run the agent: standard input and output are the connection."""
     target = os.dup(1)
     os.dup2(2, 1)  # what anything prints by mistake must not look like a message
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):

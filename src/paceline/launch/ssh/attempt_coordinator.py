@@ -77,7 +77,7 @@ class AttemptCoordinator:
         return self._members
 
     def inspect(self, connections: Sequence[Connection]) -> None:
-        """Start this attempt's process on each host, and hear what it sees.
+        """Start this attempt's process on each host, and wait for the facts that it reports.
 
         Raises:
             InterruptedStartError: The user wants to stop.
@@ -95,7 +95,7 @@ class AttemptCoordinator:
         )
 
     def problems(self) -> Problems:
-        """Say which hosts didn't look around."""
+        """Say which hosts have reported no facts."""
         return self._problems
 
     def drop(self, names: Collection[str]) -> None:
@@ -150,7 +150,7 @@ class AttemptCoordinator:
             )
 
     def go(self) -> None:
-        """Give every host its seat and have it start its workers."""
+        """Assign ranks to every host, and have it start its workers."""
         infos = self._infos()
         firsts = first_ranks(infos)
         files = self._spec.files(self._attempt)

@@ -65,7 +65,7 @@ class RemoteProcess:
         self.connection.send({"do": "end", "id": self._name, "grace_s": grace_s})
 
     def messages(self, timeout_s: float) -> Iterator[Message]:
-        """Go through what it says, until it ends; needs an inbox of its own.
+        """Iterate over its messages until it ends; needs an inbox of its own.
 
         Args:
             timeout_s: How long it may be silent.
@@ -171,7 +171,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is of use now: its agent has answered, and nothing about it is open."""
+        """Whether it can be used: the agent has answered, clock offset and store port are known."""
         has_port = self.store_port is not None or not self._wants_port
         is_known = self.introduction is not None and self.clock_offset_s is not None
         return is_known and has_port and not self.lost
@@ -386,7 +386,7 @@ class Connection:
                 os.killpg(self._ssh.pid, signal.SIGKILL)
 
     def _retire(self) -> None:
-        """Have the threads end, which close what they read and write, and tell who waits."""
+        """End the threads, which close their pipes, and report the loss to all that wait."""
         for event in (self._gone, self._introduced, self._settled):
             event.set()
         with suppress(queue.Full):  # a writer with so much before it is at a pipe that will break
@@ -416,22 +416,22 @@ class ConnectionPool:
 
     @property
     def all(self) -> list[Connection]:
-        """Those of use and the others, in the order in which the hosts were named."""
+        """All connections, lost ones too, in the order in which the hosts were named."""
         return list(self._connections)
 
     @property
     def hosts(self) -> list[Connection]:
-        """Those that are of use, in the order in which the hosts were named."""
+        """Connections that aren't lost, in the order in which the hosts were named."""
         return [connection for connection in self._connections if not connection.lost]
 
     @property
     def lost(self) -> dict[str, str]:
-        """Why the others aren't, by the host's name."""
+        """Why connections were lost, by the host's name."""
         return {c.host.name: c.lost for c in self._connections if c.lost}
 
     @property
     def lost_ones(self) -> list[Connection]:
-        """Those that are of no use any more."""
+        """Connections that are lost."""
         return [connection for connection in self._connections if connection.lost]
 
     def replace(self, connections: Sequence[Connection]) -> None:
@@ -483,7 +483,7 @@ def connect(
 
 
 def wait_for(connections: Sequence[Connection]) -> None:
-    """Wait until each connection is of use or lost; those without an answer in time are lost."""
+    """Wait until each connection is ready or lost; those without an answer in time are lost."""
     deadline_s = time.monotonic() + CONNECT_S
     for connection in connections:
         connection.wait(max(0.0, deadline_s - time.monotonic()))

@@ -150,7 +150,7 @@ class _Attempts:
     def _gather(
         self, attempt: int, settle: Settle, say: Callable[[str], None]
     ) -> AttemptCoordinator | None:
-        """Have the hosts look around, compare them, and start the workers.
+        """Have the hosts report their facts, compare these, and start the workers.
 
         The first time everything has to be right; later a host that isn't is left out.
 

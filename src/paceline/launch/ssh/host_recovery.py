@@ -126,7 +126,7 @@ class HostRecovery:
                 reconnection.end()
 
     def rejoin(self, least: int, stop: StopState, say: Callable[[str], None]) -> None:
-        """Add the hosts that are back to the pool, and part with those that are named no more.
+        """Add the hosts that are back to the pool, and remove those that are no longer named.
 
         Args:
             least: How many hosts there must be; it is waited for them.

@@ -82,7 +82,7 @@ class LauncherMessages:
 
 
 def main() -> None:
-    """Be one host's part of one attempt."""
+    """Run one host's part of one attempt."""
     spec = agent_io.payload()
     quiet_sockets()
     stop = spec["stop"]
@@ -128,7 +128,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _inspect(spec: Message) -> dict[str, object]:
-    """Have the trainer say what is here, and start the fork server for what it chose."""
+    """Have the trainer report this host's facts, and start the fork server for its workers."""
     inspect: Callable[[str], str] = imported(str(spec["inspect"]))
     content = json.loads(inspect(json.dumps(spec)))
     assert isinstance(content, dict)
@@ -138,7 +138,7 @@ def _inspect(spec: Message) -> dict[str, object]:
 
 
 def _answer(listener: socket.socket) -> None:
-    """Accept whoever comes: that is all there is to show."""
+    """Accept connections: that alone shows that this host can be reached."""
     with suppress(OSError):
         while True:
             listener.accept()[0].close()
@@ -188,7 +188,7 @@ def _run(
     interrupts: Interrupts,
     reporter: StateReporter | None,
 ) -> Message:
-    """Start the workers, wait for their end, and say what became of them."""
+    """Start the workers, wait for their end, and return their results and failures."""
     run, rendezvous = place.run, place.rendezvous
     first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
     leads, ranks = rendezvous.node_rank == 0, range(first, first + workers)

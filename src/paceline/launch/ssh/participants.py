@@ -213,7 +213,7 @@ def attribute_failures(
 
 
 def _reported(member: Participant) -> Iterator[WorkerFailure]:
-    """Give a host's failures under the name that the user has for it, in our clock's time."""
+    """Read a host's failures: with the user's name for the host, and times by our clock."""
     listed = (member.done or {}).get("failures")
     ahead_s = member.remote.connection.clock_offset_s or 0.0
     for content in listed if isinstance(listed, list) else []:

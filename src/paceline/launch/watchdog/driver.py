@@ -38,10 +38,10 @@ class ObservedWorkers(Protocol):
     """Where a watchdog's observations come from."""
 
     def poll(self) -> Observation:
-        """See how the workers are; called about every second."""
+        """Read the workers' states; called about every second."""
 
     def examine(self, *, first: bool) -> tuple[Observation, Mapping[int, str]] | None:
-        """Collect the stacks of workers that seem to hang, and see once more how they are.
+        """Collect the stacks of workers that seem to hang, and read their states once more.
 
         Args:
             first: Whether they didn't seem to hang a poll ago.

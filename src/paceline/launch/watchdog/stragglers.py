@@ -78,7 +78,7 @@ class Straggler:
     cause: Literal["compute", "data"]
 
     def line(self) -> str:
-        """Tell it in a line."""
+        """Describe it in a line."""
         speed = self.speed
         what = "waits long for its data" if self.cause == "data" else "computes slowly"
         return (
@@ -100,7 +100,7 @@ class Speeds:
         self._named: dict[int, int] = {}
 
     def update(self, states: Sequence[WorkerState]) -> list[WorkerSpeed]:
-        """Take a look in, and give every worker's speed, the slowest first.
+        """Add an observation, and give every worker's speed, the slowest first.
 
         Args:
             states: Of the workers that can be seen; about a second after those before.

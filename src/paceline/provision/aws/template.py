@@ -115,7 +115,7 @@ def _decide(value: Json, decided: Mapping[str, bool]) -> Json:
 
 
 def _leave_out(resources: dict[str, Json], decided: Mapping[str, bool]) -> dict[str, Json]:
-    """Leave out what isn't wanted, and every wish to be made after it."""
+    """Remove resources that aren't wanted, and all DependsOn that name them."""
     kept: dict[str, Json] = {}
     for name, value in resources.items():
         resource = _object(value)

@@ -52,7 +52,7 @@ class RunEntry:
         return text(self.report.run, "recipe")
 
     def to_json(self) -> Mapping[str, object]:
-        """Give it as it is written for other programs."""
+        """Give the JSON object for other programs."""
         notes = self.report.notes
         return {
             "path": str(self.report.path),

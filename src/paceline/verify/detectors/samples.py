@@ -78,7 +78,7 @@ def drop_last(case: Case) -> Iterator[Finding]:
 
 
 def shares_overlap(case: Case) -> Iterator[Finding]:
-    """Find ranks that share out different orders, or different parts of the data."""
+    """Find ranks whose samplers divide different orders, or different parts of the data."""
     for epoch in case.other.training():
         if not (_shared_by_torch(epoch) and _shared(epoch)):
             continue

@@ -204,7 +204,7 @@ def no_gradient(case: Case) -> Iterator[Finding]:
 
 
 def other_values(case: Case) -> Iterator[Finding]:
-    """Find samples prepared otherwise, and not by chance: they look alike in each epoch."""
+    """Find samples that are prepared otherwise, but not randomly: they are equal in each epoch."""
     step = case.comparison.contents_differ_from
     if step is None or case.beyond is None:
         return

@@ -65,11 +65,11 @@ class Redirection:
     overlay: Overlay
 
     def __post_init__(self) -> None:
-        """Make what a thread remembers."""
+        """Create the thread-local state."""
         self._own = threading.local()
 
     def install(self, patches: Patches) -> None:
-        """Stand around Python's functions on files, and the known ones that are not Python's."""
+        """Wrap Python's functions on files, and those known of other packages."""
         # Functions of `os`, grouped by what they do to a path.
         for name in (*_READING, *_READING_LINKS):
             self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))

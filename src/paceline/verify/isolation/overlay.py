@@ -36,12 +36,12 @@ class Overlay:
         self._is_used = False
 
     def is_used(self) -> bool:
-        """Tell whether any rank has written something."""
+        """Tell whether any rank has written anything."""
         self._is_used = self._is_used or os.path.exists(self._files)
         return self._is_used
 
     def key(self, path: AnyPath, *, follow: bool, base: str = "") -> str | None:
-        """Name what a path stands for; None where it is left as it is.
+        """Give a path's key; None where the path isn't redirected.
 
         Args:
             path: As the script gives it.

@@ -54,7 +54,7 @@ Placed = Callable[[Mapping[str, str]], None]
 
 
 def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None) -> None:
-    """Run what is spawned here, refuse processes that train, and hold all others back.
+    """Run spawned functions in this worker, refuse processes that train, isolate all others.
 
     Args:
         trial: Of this launch.
@@ -72,7 +72,7 @@ def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None
 
 
 def mark_worker() -> None:
-    """Remember that this process is a worker; those that it starts are not."""
+    """Mark this process as a worker, by its id: children inherit the mark, but not the id."""
     set_variables({_WORKER: str(os.getpid())})
 
 

@@ -71,7 +71,7 @@ class LoaderWatch:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Stand around torch's DataLoader while the block runs."""
+        """Wrap torch's DataLoader while the block runs."""
         with Patches() as patches:
             patches.wrap(DataLoader, "__init__", self._around_init)
             patches.wrap(DistributedSampler, "__init__", self._around_sampler)

@@ -104,7 +104,7 @@ class Observer:
     # Called for Paceline's session, by `SessionHook`
 
     def begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Take in what is trained."""
+        """Store what is trained."""
         self.in_session = True
         for name, model in models.items():
             self.record_model(model, "session", prefix="" if len(models) == 1 else f"{name}.")

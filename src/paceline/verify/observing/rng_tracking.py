@@ -53,7 +53,7 @@ def drawn_from(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def dropout_watched(
     before: Callable[[Tensor], None], after: Callable[[], None], *, keep: Callable[[], bool]
 ) -> Iterator[None]:
-    """Tell of every dropout that is about to draw.
+    """Call hooks around every dropout that draws random numbers.
 
     Other numbers of workers draw other masks, and would all be different: so dropout draws as it
     would, and then gives its input back. Attention and recurrent layers drop out within: they are

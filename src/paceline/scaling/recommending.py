@@ -150,13 +150,13 @@ def _on_money(projection: Projection) -> Iterator[str]:
     cheapest = min(timed, key=lambda p: (cost_per_epoch(p, price) or 0.0, p.nodes))
     fastest = min(timed, key=lambda p: (p.epoch_s or 0.0, p.nodes))
     if cheapest == fastest:
-        yield f"Cheapest and fastest: {_deal(cheapest, price)}."
+        yield f"Cheapest and fastest: {_size_and_cost(cheapest, price)}."
         return
     times = (cheapest.epoch_s or 0.0) / (fastest.epoch_s or 1.0)
     dearer = (cost_per_epoch(fastest, price) or 0.0) / (cost_per_epoch(cheapest, price) or 1.0)
     yield (
-        f"Cheapest: {_deal(cheapest, price)}. Fastest: {_deal(fastest, price)}: {times:.3g} times "
-        f"as fast for {dearer:.2f} times the money."
+        f"Cheapest: {_size_and_cost(cheapest, price)}. Fastest: {_size_and_cost(fastest, price)}: "
+        f"{times:.3g} times as fast for {dearer:.2f} times the money."
     )
 
 
@@ -176,7 +176,7 @@ def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
         )
     if last.available < _NOTABLE_FAILURES:
         lost = f"{show_whole_percent(1 - last.available)} of the time"
-        yield f"Failures take {lost} on {nodes}: {_cure(last, projection)}."
+        yield f"Failures take {lost} on {nodes}: {_failure_advice(last, projection)}."
     alone = projection.question.profile.global_batch
     if last.global_batch > max(_LARGE_BATCH, alone):
         yield (
@@ -185,7 +185,7 @@ def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
         )
 
 
-def _cure(size: Predicted, projection: Projection) -> str:
+def _failure_advice(size: Predicted, projection: Projection) -> str:
     """Say what to change about failures: by the larger cost, repeated steps or restarts."""
     assumed = projection.question.assumed
     epoch_s = None if size.epoch_s is None else size.epoch_s * size.available
@@ -250,7 +250,7 @@ def _size(size: Predicted, verb: str = "") -> str:
     return f"{number} reach{ending and 'es'} {size.efficiency:.2f}"
 
 
-def _deal(size: Predicted, price: float) -> str:
+def _size_and_cost(size: Predicted, price: float) -> str:
     with_what = f" with {size.label}" if size.workers > 1 else ""
     cost = cost_per_epoch(size, price) or 0.0
     return (

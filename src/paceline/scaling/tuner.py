@@ -342,7 +342,7 @@ def _kind_of(failed: Measured) -> type[PacelineError]:
 
 def _is_open(tried: Tried, turn: int) -> bool:
     """Tell whether more trials may settle what isn't settled."""
-    return not tried.gain.is_hopeless and (turn <= PAIRS or not tried.gain.is_settled)
+    return not tried.gain.should_prune and (turn <= PAIRS or not tried.gain.is_settled)
 
 
 def _other_training(usual: Measured, changed: Measured) -> str | None:

@@ -15,7 +15,7 @@ whole trainings can judge."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t at 0.975 for 1 degree of freedom, 2, ...; beyond them nearly the normal 1.96."""
-_HOPELESS = (0.9, 1.0)
+_PRUNED_BELOW = (0.9, 1.0)
 """A change is given up below these means of its first pair, and of its first two."""
 PAIRS = 3
 """Pairs of trials from which on a change is judged."""
@@ -98,12 +98,12 @@ class Gain:
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
     @property
-    def is_hopeless(self) -> bool:
-        """Whether further pairs would be a waste."""
+    def should_prune(self) -> bool:
+        """Whether it is so slow, or has failed, that no further pairs are tried."""
         if self.problem is not None:
             return True
         count = len(self.ratios)
-        return 0 < count <= len(_HOPELESS) and self.mean < _HOPELESS[count - 1]
+        return 0 < count <= len(_PRUNED_BELOW) and self.mean < _PRUNED_BELOW[count - 1]
 
     @property
     def is_faster(self) -> bool:
@@ -302,7 +302,7 @@ class Tried:
         if not gain.ratios:
             return f"not tried: {why}"
         if not gain.is_faster:
-            is_known = len(gain.ratios) >= PAIRS or gain.is_hopeless
+            is_known = len(gain.ratios) >= PAIRS or gain.should_prune
             return "no sure gain" if is_known else f"not settled: {why}"
         if self.change.kind != "quality":
             return "faster"

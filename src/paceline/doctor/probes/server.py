@@ -140,7 +140,7 @@ def _send_time(stream: socket.socket, request: Mapping[str, object]) -> None:
         stream.sendall(CLOCK.pack(time.time()))
 
 
-def _take_in(stream: socket.socket, request: Mapping[str, object]) -> None:
+def _count_received(stream: socket.socket, request: Mapping[str, object]) -> None:
     """Count the bytes that come within a time after the first; later ones are read and dropped.
 
     A sender's own clock would count what has merely been queued on its side.
@@ -164,5 +164,5 @@ _SERVICES: Mapping[str, Callable[[socket.socket, Mapping[str, object]], None]] =
     "meet": _just_meet,
     "echo": _echo,
     "time": _send_time,
-    "take": _take_in,
+    "take": _count_received,
 }

@@ -120,13 +120,13 @@ class Redirection:
                     act = rule(original, *arguments, **named)
                 finally:
                     self._own.is_inside = False
-                return self._acted(act)
+                return self._call_redirected(act)
 
             return call
 
         patches.wrap(owner, name, around)
 
-    def _acted(self, act: Callable[[], Any]) -> Any:
+    def _call_redirected(self, act: Callable[[], Any]) -> Any:
         """Do what was asked for, and name files as the script does where that fails."""
         try:
             return act()

@@ -10,7 +10,7 @@ from paceline.options.text import wrapped
 
 _WIDTH = 80
 _STATE, _WHAT = 9, 15
-_MOST_COLUMNS, _CELL = 8, 9
+_MAX_COLUMNS, _CELL = 8, 9
 _LISTED = 12
 _NAMED = 3
 
@@ -78,7 +78,7 @@ def _ways(diagnosis: Diagnosis) -> str:
         {found.link for found in slow if found.times is not None},
     )
     hosts = [h for h in diagnosis.hosts if any(h in (k.source, k.target) for k in links)]
-    if len(hosts) <= _MOST_COLUMNS:
+    if len(hosts) <= _MAX_COLUMNS:
         return _tables(links, hosts, marks)
     ordered = sorted(links, key=lambda link: link.best_bytes_per_s or 0.0)
     lines = [

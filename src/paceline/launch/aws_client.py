@@ -22,7 +22,7 @@ _STRANGERS = (
     "UnrecognizedClientException",
     "OptInRequired",
 )
-_MOST_CHARACTERS = 300  # of a page that some proxy answers instead
+_MAX_CHARACTERS = 300  # of a page that some proxy answers instead
 _PERMISSION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)")
 _CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
@@ -163,5 +163,5 @@ def _failure(service: str, operation: str, error: Exception) -> PacelineError:
 
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
-    reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
+    reason = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return InfrastructureError(f"AWS couldn't be asked ({service} {operation}): {reason}")

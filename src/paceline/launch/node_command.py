@@ -11,7 +11,7 @@ from paceline.launch.continuing import without_option
 
 CONTINUING = ("-P", "-m", "paceline.launch.continuing")
 _RUN_DIR, _WORKERS = "--run-dir", "--workers"
-_MOST_OF_A_LABEL = 63
+_MAX_LABEL_LENGTH = 63
 _BY_WEIGHT = (ExitCode.JOB, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
 
 
@@ -69,7 +69,7 @@ def run_dir_on(volume: str, run_dir: str) -> str:
     return str(root / (path.name if path.is_absolute() else path))
 
 
-def label(name: str, submission: str, most: int = _MOST_OF_A_LABEL) -> str:
+def label(name: str, submission: str, most: int = _MAX_LABEL_LENGTH) -> str:
     """Make a name that DNS, and so a cluster, takes (RFC 1123), different for each submission.
 
     Args:

@@ -10,7 +10,7 @@ from paceline.gradient_sync.cost_model import Compute, Machine, step_cost
 from paceline.gradient_sync.network_model import Cluster, Network
 from paceline.gradient_sync.options import SyncOptions
 
-_LEAST_PER_S, _MOST_PER_S = 1e4, 1e13
+_MIN_PER_S, _MAX_PER_S = 1e4, 1e13
 _POINTS, _NARROWINGS, _GOLDEN = 12, 24, (sqrt(5) - 1) / 2
 _PLAUSIBLE_PER_S = (1e5, 4e11)
 """From 1 Mbit/s to 3.2 Tbit/s, what the fastest nodes have."""
@@ -71,7 +71,7 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
         )
 
     # In the logarithm: bandwidths differ by orders of magnitude.
-    best = lowest(relative_error, log(_LEAST_PER_S), log(_MOST_PER_S))
+    best = lowest(relative_error, log(_MIN_PER_S), log(_MAX_PER_S))
     return Fitted(
         network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
         relative_error=relative_error(best),
@@ -81,7 +81,7 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
 
 def _explaining(compute: Compute, size: SizeTime, cluster: Cluster) -> float | None:
     """Halve the range of bandwidths until the step takes as long as it took."""
-    low, high = log(_LEAST_PER_S), log(_MOST_PER_S)
+    low, high = log(_MIN_PER_S), log(_MAX_PER_S)
 
     def takes_s(log_per_s: float) -> float:
         return _step_s(compute, size, _with(cluster, exp(log_per_s)))

@@ -20,7 +20,7 @@ _UNCERTAINTY_PER_DOUBLING = 0.03
 _COMPARED_NODES = 8
 _WAITING_UNCERTAINTY = 0.4
 """How long the slowest of many keeps the others waiting is known much worse."""
-_LEAST_COMPUTE_UNCERTAINTY = 0.01
+_MIN_COMPUTE_UNCERTAINTY = 0.01
 _USUAL_INTERVAL_S = 600.0
 
 
@@ -200,7 +200,7 @@ def _draws(
     uncertainty = sqrt(
         assumed.link_uncertainty**2 + (MODEL_UNCERTAINTY + _UNCERTAINTY_PER_DOUBLING * beyond) ** 2
     )
-    compute_uncertainty = max(_LEAST_COMPUTE_UNCERTAINTY, _step_uncertainty(profile))
+    compute_uncertainty = max(_MIN_COMPUTE_UNCERTAINTY, _step_uncertainty(profile))
     for _ in range(assumed.draws):
         factor = exp(random.gauss(0.0, uncertainty))
         within = cluster.within and _slower(cluster.within, factor)

@@ -33,7 +33,7 @@ from paceline.scaling.subprocess_runner import (
 
 _STARTING_S = 10.0
 """What starting and ending a training takes, until it is known."""
-_MOST_S = 1800.0
+_OVERHEAD_LIMIT_S = 1800.0
 """For starting, the first step, evaluation and the end of a measurement."""
 _FACTOR = 3.0
 _SHOW_S = 60.0
@@ -266,7 +266,7 @@ def train_for(
     """
     clock = time_is_over(run, seconds) if method in ENDED_FROM_OUTSIDE else lambda: False
     try:
-        ended = run_command(words, log, _FACTOR * seconds + _MOST_S, clock)
+        ended = run_command(words, log, _FACTOR * seconds + _OVERHEAD_LIMIT_S, clock)
     except InterruptedStudyError:
         shutil.rmtree(run.path, ignore_errors=True)
         raise

@@ -194,7 +194,7 @@ def _describe_option(name: str, value: object) -> str:
     return f"no {name}" if value in (None, [], "") else f"{name} {value}"
 
 
-_MOST_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 def remove_snapshots(
@@ -212,7 +212,7 @@ def remove_snapshots(
     def work(host: Host, commands: Commands) -> None:
         command = removal_command(host, options, run_dir, here)
         with suppress(OSError, subprocess.TimeoutExpired):
-            commands.run(command, _MOST_S)
+            commands.run(command, _TIMEOUT_S)
 
     with suppress(InfrastructureError):
         on_each(hosts, work)

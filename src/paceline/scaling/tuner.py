@@ -38,11 +38,11 @@ from paceline.scaling.tuning import (
 
 USUAL = Change(name="usual", settings={}, kind="same bits")
 """The training as it is."""
-_MOST_PAIRS = 8
-_LEAST_STEPS = 5
+_MAX_PAIRS = 8
+_MIN_STEPS = 5
 """In a trial: the first one of a training, which warms up, is none by which it is measured."""
 _SEEDS = (0, 1, 2)
-_MOST_TRAINING_S = 24 * 3600.0
+_MAX_TRAINING_S = 24 * 3600.0
 
 
 @final
@@ -104,7 +104,7 @@ class Tuner:
         if first.problem is not None:
             raise _kind_of(first)(f"{training.name} can't be measured: {first.problem}")
         facts = self._facts(first)
-        self.seconds = max(self.seconds, _LEAST_STEPS * (first.step_s or 0.0))
+        self.seconds = max(self.seconds, _MIN_STEPS * (first.step_s or 0.0))
         if training.batch is not None:
             self.training = replace(training, batch=facts.global_batch)
         # 2. List the changes that apply to it.
@@ -122,7 +122,7 @@ class Tuner:
             f"{format_duration(self._starting_s)} to start it, in {self.place}"
         )
         # 3. Try all that are still open, again and again, in pairs; then confirm the best.
-        for turn in range(1, _MOST_PAIRS + 1):
+        for turn in range(1, _MAX_PAIRS + 1):
             self._try_all(turn)
         self._conclude()
 
@@ -325,7 +325,7 @@ class Tuner:
             words = train_or_resume(writer, size, run, self.training.batch)
             self.say(f"  {change.name}: a whole training from seed {seed}")
             log = folder_in(self.place, "logs") / f"quality-{name}.log"
-            ended = run_command([*self.program, *words], log, _MOST_TRAINING_S, lambda: False)
+            ended = run_command([*self.program, *words], log, _MAX_TRAINING_S, lambda: False)
             if ended.problem is not None:
                 raise JobError(f"from seed {seed}: {ended.problem}")
         trained = read_whole(run, name)

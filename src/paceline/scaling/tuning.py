@@ -19,14 +19,14 @@ _PRUNED_BELOW = (0.9, 1.0)
 """A change is given up below these means of its first pair, and of its first two."""
 PAIRS = 3
 """Pairs of trials from which on a change is judged."""
-_LEAST_GAIN = 1.02
+_MIN_GAIN = 1.02
 """Below this a change isn't worth more trials."""
 _LOADING = 0.03
 """Share of a step for waiting for batches, below which loader processes aren't looked at."""
-_MOST_LOADERS = 4
+_MAX_LOADERS = 4
 _CHEAPER = ("bf16", "powersgd", "local")
 """Values of `--sync` that send fewer bytes: half of them, a hundredth, and in few steps."""
-_LEAST_SPLIT = 16
+_MIN_SPLIT = 16
 """Samples of a worker's batch, below which cutting it in two isn't tried."""
 COMPILING_S = 45.0
 """More time for the first trial that compiles: its first step counts."""
@@ -113,7 +113,7 @@ class Gain:
     @property
     def is_settled(self) -> bool:
         """Whether further pairs would tell nothing new."""
-        return self.is_faster or (len(self.ratios) >= PAIRS and self.bounds[1] < _LEAST_GAIN)
+        return self.is_faster or (len(self.ratios) >= PAIRS and self.bounds[1] < _MIN_GAIN)
 
     @property
     def start_s(self) -> float:
@@ -211,7 +211,7 @@ def _divided(facts: Facts) -> Iterable[Change]:
     batch = math.ceil(facts.global_batch / facts.workers)
     # Statistics of the whole batch need it at once.
     may_split = own.get("max_batch_per_worker") is None and own.get("sync_batchnorm") is not True
-    if batch >= _LEAST_SPLIT and may_split:
+    if batch >= _MIN_SPLIT and may_split:
         half = {"max_batch_per_worker": math.ceil(batch / 2)}
         yield Change(name="halves", settings=half, kind=kind)
 
@@ -219,7 +219,7 @@ def _divided(facts: Facts) -> Iterable[Change]:
 def _loading(facts: Facts) -> Iterable[Change]:
     if facts.waits_for_data < _LOADING or facts.loader_workers is not None:
         return
-    for count in (0, 1, 2, _MOST_LOADERS):
+    for count in (0, 1, 2, _MAX_LOADERS):
         if count != facts.settings.get("loader_workers") and count <= max(2, facts.cores):
             settings = {"loader_workers": count}
             yield Change(name=f"loaders-{count}", settings=settings, kind="same bits")

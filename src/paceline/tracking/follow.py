@@ -30,7 +30,7 @@ EVERY_S = 2.0
 _BATCH = 500
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 60.0
 _SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET")
-_LEAST_SECRET = 6
+_MIN_SECRET_LENGTH = 6
 """Characters; what is shorter may be a word."""
 _USER = re.compile(r"(?<=://)[^/@\s]+@")
 
@@ -252,4 +252,4 @@ def without_secrets(text: str) -> str:
 def _secrets() -> list[str]:
     variables: Mapping[str, str] = surroundings()
     named = [value for name, value in variables.items() if _SECRET.search(name)]
-    return sorted((v for v in named if len(v) >= _LEAST_SECRET), key=len, reverse=True)
+    return sorted((v for v in named if len(v) >= _MIN_SECRET_LENGTH), key=len, reverse=True)

@@ -149,7 +149,7 @@ def sign_block() -> Tensor:
     return drawn.to(torch.float64) * 2 - 1
 
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _PADDING = (0.0, 1.0, -1.0, -100.0)
 """What sequences are usually padded with: tokens, masks and targets."""
 
@@ -215,7 +215,7 @@ def _hashes(parts: list[Tensor]) -> str:
 def _hash(parts: list[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=4)
     for part in parts:
-        digest.update(part.reshape(-1).float().numpy().tobytes()[:_MOST_BYTES])
+        digest.update(part.reshape(-1).float().numpy().tobytes()[:_MAX_BYTES])
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.training.recipe import Recipe, load_recipe
 
-_MOST_TILES = 1024
+_MAX_TILES = 1024
 _ABOUT = (
     "Draw the first training samples of a recipe as the model will see them, augmented, and "
     "samples spread over the test set; each with its label."
@@ -48,8 +48,8 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
     own = pick(PreviewOptions, {"seed": recipe.settings.get("seed", 0)} | given)
     count, seed = own.tiles, own.seed
-    if not 1 <= count <= _MOST_TILES:
-        raise UsageError(f"--tiles should be 1 to {_MOST_TILES}, not {count}")
+    if not 1 <= count <= _MAX_TILES:
+        raise UsageError(f"--tiles should be 1 to {_MAX_TILES}, not {count}")
     paths = _paths(Path(own.out), overwrite=own.overwrite)
     from paceline.report.image_grid import Grid
     from paceline.report.preview import evaluation_tiles, training_tiles

@@ -18,8 +18,8 @@ _GLOO_BYTES_PER_S = 0.25e9
 """What Gloo itself reaches (0.5 GB/s on 2 cores), halved: beyond it the link isn't the limit."""
 _SHARE_OF_LINK = 0.5
 _TIME_S = 0.4
-_MOST_SLOW = 4
-_LEAST_BYTES, _MOST_BYTES = 64 << 10, 32 << 20
+_MAX_SLOW = 4
+_MIN_BYTES, _MAX_BYTES = 64 << 10, 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def size_to_reduce(links: Sequence[HostLink]) -> int:
     """Choose how much to add up so that it takes a moment on the slowest link."""
     found = slowest(links)
     rate = (found.best_bytes_per_s or 0.0) if found is not None else 0.0
-    return max(_LEAST_BYTES, min(_MOST_BYTES, int(rate * _TIME_S))) // 4096 * 4096
+    return max(_MIN_BYTES, min(_MAX_BYTES, int(rate * _TIME_S))) // 4096 * 4096
 
 
 def check_links(
@@ -74,7 +74,7 @@ def check_links(
     for host in slow_in_all:
         yield _slow_host(host, [s for s in slow if host in (s.link.source, s.link.target)])
     rest = [s for s in slow if not {s.link.source, s.link.target} & set(slow_in_all)]
-    if len(rest) > _MOST_SLOW:
+    if len(rest) > _MAX_SLOW:
         yield _many_slow(rest)
     else:
         yield from map(_slow, rest)
@@ -123,7 +123,7 @@ def _slow(slow: Slow) -> CheckResult:
 
 
 def _many_slow(slow: Sequence[Slow]) -> CheckResult:
-    worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MOST_SLOW]
+    worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MAX_SLOW]
     named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
     shown = ", ".join(f"{found.link.source} to {found.link.target}" for found in worst)
     text = f"{len(slow)} links are much slower than usual ({shown} and others): two racks or zones?"

@@ -21,7 +21,7 @@ CLOCK = struct.Struct("!d")
 CHUNK_BYTES = 1 << 18
 _WAIT_S = 5.0
 """For anything that the other side is to say next."""
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 _PORTS = 3
 _TRIES = 40
 
@@ -42,7 +42,7 @@ class ProbeServer:
             OSError: The address isn't this host's.
         """
         self._tokens = tokens
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._places = threading.BoundedSemaphore(_MAX_AT_ONCE)
         self._sockets = _listening(address, port_range)
         self._datagrams = socket.socket(self._sockets[0].family, socket.SOCK_DGRAM)
         self._datagrams.bind((address, 0))

@@ -20,7 +20,7 @@ from paceline.launch.node_command import label
 from paceline.launch.signals import StopRequestedError, StopRequests
 from paceline.launch.yaml_text import to_yaml
 
-_MOST_OF_A_NAME = 46
+_MAX_NAME_LENGTH = 46
 """Of the 63 signs of a host's name; the pods of a TrainJob append `-node-0-123`."""
 
 
@@ -60,7 +60,7 @@ class KubernetesLauncher(Launcher):
 def new_submission(job: ClusterJob, options: KubernetesOptions) -> Submission:
     """Give a training a name that no other has."""
     own = secrets.token_hex(3)
-    name = label(job.name, own, _MOST_OF_A_NAME)
+    name = label(job.name, own, _MAX_NAME_LENGTH)
     return Submission(job=job, options=options, name=name, id=own)
 
 

@@ -18,7 +18,7 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 _CHANNEL = "code"
 _INPUT = "/opt/ml/input/data"
 _DAY_S = 24 * 3600
-_MOST_RETRIES = 30
+_MAX_RETRIES = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _optional(submission: Submission) -> dict[str, Plain]:
     job, options = submission.job, submission.options
     wanted: dict[str, Plain] = {}
     if job.max_restarts:
-        wanted["RetryStrategy"] = {"MaximumRetryAttempts": min(job.max_restarts, _MOST_RETRIES)}
+        wanted["RetryStrategy"] = {"MaximumRetryAttempts": min(job.max_restarts, _MAX_RETRIES)}
     if options.vpc_subnet:
         wanted["VpcConfig"] = {
             "Subnets": options.vpc_subnet,

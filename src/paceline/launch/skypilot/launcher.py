@@ -18,7 +18,7 @@ from paceline.launch.skypilot.options import SkypilotOptions
 from paceline.launch.skypilot.task import EXIT_LINE, run_dir, task
 from paceline.launch.yaml_text import to_yaml
 
-_MOST_OF_A_NAME = 30
+_MAX_NAME_LENGTH = 30
 _EXITED = re.compile(re.escape(EXIT_LINE) + r"(\d+)")
 
 
@@ -32,12 +32,12 @@ class SkypilotLauncher(Launcher):
     def render(self, job: ClusterJob) -> str:
         """Write the task file."""
         own = secrets.token_hex(3)
-        return to_yaml(task(job, self._options, label(job.name, own, _MOST_OF_A_NAME), own))
+        return to_yaml(task(job, self._options, label(job.name, own, _MAX_NAME_LENGTH), own))
 
     def submit(self, job: ClusterJob, stop: StopRequests) -> "SkypilotJob":
         """Start SkyPilot's command, which submits the task and shows its output."""
         own = secrets.token_hex(3)
-        name = label(job.name, own, _MOST_OF_A_NAME)
+        name = label(job.name, own, _MAX_NAME_LENGTH)
         written = to_yaml(task(job, self._options, name, own))
         return SkypilotJob(find_sky(), job, self._options, name, written)
 

@@ -20,7 +20,7 @@ from paceline.options.figures import show_time
 
 _POLLS = 10
 """Looks, about a second apart, over which speeds are taken."""
-_LEAST_STEPS = 5
+_MIN_STEPS = 5
 _MARKED = 1.5
 """A straggler needs so many times as long by itself as the median worker,"""
 _OF_STEP = 0.2
@@ -138,7 +138,7 @@ class Speeds:
             return False
         first, last = self._seen[0], self._seen[-1]
         counted = [last[rank].steps - first[rank].steps for rank in last if rank in first]
-        return min(counted, default=0) >= _LEAST_STEPS
+        return min(counted, default=0) >= _MIN_STEPS
 
     def _is_due(self, rank: int) -> bool:
         """Tell whether a straggler has been one for long, and wasn't named of late."""

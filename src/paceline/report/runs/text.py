@@ -6,7 +6,7 @@ from paceline.options.text import aligned, printable
 from paceline.report.runs.comparison import Comparison, Row
 from paceline.report.runs.curves import CurveTable
 
-_MOST_CELL = 24
+_MAX_CELL_LENGTH = 24
 _GAP = 2
 
 
@@ -67,4 +67,4 @@ def _table(
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CELL else f"{text[: _MOST_CELL - 1]}…"
+    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"

@@ -51,7 +51,7 @@ _CAUSES = {
     "other": "work between the steps",
 }
 _HARDLY = 0.97
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def describe_throughput(study: Study) -> str:
@@ -181,7 +181,7 @@ def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) ->
     known = [(place, size) for place, size in places if place is not None]
     if len(known) < 2:
         return f"All got down to a {reached.kind} loss of {show_loss(reached.loss)}."
-    if len(known) > _MOST_NAMED:
+    if len(known) > _MAX_NAMED:
         known = [known[0], known[-1]]
     common = f"a {reached.kind} loss of {show_loss(reached.loss)}"
     if across == "time":

@@ -26,7 +26,7 @@ from paceline.results.study import CurvePoint, PredictedSize, SizeResult, Study
 COLOURS_THERE = 8
 """Colours of the page for lines beside each other; more lines begin again, dashed."""
 
-MOST_BANDS = 3
+MAX_BANDS = 3
 """With more methods, bands of those that weren't measured would hide each other."""
 
 LineStyle = Literal["measured", "predicted", "ideal"]
@@ -258,7 +258,7 @@ def _predicted(
         reached = [(float(size.workers), reach(size)) for size in method.predicted]
         known = [(workers, *interval) for workers, interval in reached if interval is not None]
         # Bands of many methods would hide one another.
-        banded = bool(method.sizes) or len(methods) <= MOST_BANDS
+        banded = bool(method.sizes) or len(methods) <= MAX_BANDS
         if known:
             line = Line(
                 label="measured" if method.sizes and one else method.label,

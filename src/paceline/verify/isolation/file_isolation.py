@@ -394,7 +394,7 @@ def _nothing() -> None:
 
 _SYSTEM = (Path("/dev"), Path("/proc"))
 """Writing here changes no files: terminals, GPUs, shared memory, a process's own settings."""
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 Seen = Mapping[str, tuple[int, int]]
 
 
@@ -430,7 +430,7 @@ def files_below(directory: Path) -> Seen:
     for top, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(top, name)
-            if len(found) == _MOST_FILES:
+            if len(found) == _MAX_FILES:
                 return found
             try:
                 status = os.lstat(path)

@@ -15,7 +15,7 @@ from typing import final
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _COPIED_UNASKED = 1 << 30
 """Files above this size are copied only where that leaves half of the free space."""
 
@@ -50,7 +50,7 @@ class Overlay:
         """
         full = os.path.join(base or os.getcwd(), os.fsdecode(path)).rstrip(os.sep) or os.sep
         # Links are followed one at a time, since a link may lie in the overlay and lead out of it.
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             key = self._resolved(full)
             if key.startswith(self._passed):
                 return None

@@ -42,7 +42,7 @@ from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import TensorSketch, content_hashes, hash_text, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
-_MOST_REDUCED = 16
+_MAX_REDUCED = 16
 _MODE_COUNTS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 SESSION_LOADER = -1
 """Stands for the loader that a session's steps are counted by."""
@@ -274,7 +274,7 @@ class Observer:
 
     def reduced(self, operation: str, before: Tensor, after: Tensor) -> None:
         """Note what a script combines over the ranks, where it is small."""
-        if before.numel() <= _MOST_REDUCED and not before.is_complex():
+        if before.numel() <= _MAX_REDUCED and not before.is_complex():
             self.record(Reduced(operation, _numbers(before), _numbers(after)))
 
     def parameter_registered(self, module: nn.Module) -> None:

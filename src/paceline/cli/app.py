@@ -147,6 +147,7 @@ def _dispatch(tokens: list[str]) -> int:
         text = printable(shortened(unknown_name(name, COMMANDS, "command")))
         print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
         return ExitCode.USAGE
+    # Only the subcommand's own module is imported, so that it starts quickly.
     run = importlib.import_module(f"{_MODULES}.{name}").main
     code: int = ExitCode.DONE
     with suppress(HelpShown):

@@ -173,6 +173,7 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
         if alone and each.slug == "communication":
             continue
         plan = replace(each, title=each.title.format(report.unit.capitalize()))
+        # Over steps where these were recorded within epochs, else over epochs.
         if plan.large and report.steps.has(plan.columns[0][0]):
             charts.append(_step_chart(plan, report, marks, best))
         elif any(metrics.has(name) for name, _, _ in plan.columns):

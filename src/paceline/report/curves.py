@@ -119,6 +119,7 @@ def _set_range(axes: "Axes", chart: Chart) -> None:
     elif chart.from_zero:
         highest = max((v for s in chart.series for v in s.values if not math.isnan(v)), default=0.0)
         axes.set_ylim(0, 1.1 * highest if highest > 0 else 1.0)
+    # The best epoch.
     if chart.highlight is not None:
         axes.plot(
             *([value] for value in chart.highlight),

@@ -98,6 +98,7 @@ def _finish(report: "RunReport", reason: str) -> str:
     settings = section(report.run, "settings")
     if reason == "epochs":
         return f"finished {_epochs(report)}"
+    # Parts of a sentence, empty where the setting that they quote wasn't given.
     target = number(settings, "target_accuracy")
     patience = whole(settings, "patience")
     stopping = whole(settings, "early_stopping")

@@ -191,6 +191,7 @@ class _Process:
         assert self._process.stdout is not None
         descriptor, deadline_s = self._process.stdout.fileno(), time.monotonic() + limit_s
         while True:
+            # Whole lines that are there already; else read on, until the deadline or the end.
             *lines, self._pending = self._pending.split(b"\n")
             for kind, text in map(_message, lines):
                 if kind in kinds:

@@ -196,11 +196,13 @@ def _draws(
     profile: StepProfile, cluster: Cluster, assumed: Assumptions
 ) -> Iterator[tuple[Cluster, _Factors]]:
     random = Random(0)
+    # Uncertainties add up in quadrature; the model's grows beyond the nodes it was compared on.
     beyond = max(0.0, log2(cluster.nodes / _COMPARED_NODES))
     uncertainty = sqrt(
         assumed.link_uncertainty**2 + (MODEL_UNCERTAINTY + _UNCERTAINTY_PER_DOUBLING * beyond) ** 2
     )
     compute_uncertainty = max(_MIN_COMPUTE_UNCERTAINTY, _step_uncertainty(profile))
+    # Factors are log-normal. A slower link is so between nodes and within them alike.
     for _ in range(assumed.draws):
         factor = exp(random.gauss(0.0, uncertainty))
         within = cluster.within and _slower(cluster.within, factor)

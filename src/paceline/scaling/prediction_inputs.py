@@ -238,6 +238,7 @@ def fitted_link(inputs: PredictionInputs, round_trip: str | None, library: Libra
             "--link 25gbit --rtt 50us, or --doctor FILE with what `paceline doctor --json` printed"
         )
     round_trip_s = _round_trip_s(round_trip)
+    # The bandwidth is what is fitted: 1.0 only stands in its place.
     unknown = Network(bandwidth_bytes_per_s=1.0, round_trip_s=round_trip_s)
     cluster = Cluster(nodes=1, network=unknown, library=library)
     fitted = fit_link(Compute.of(inputs.profile), inputs.sizes, cluster)

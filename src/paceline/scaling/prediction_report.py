@@ -32,6 +32,7 @@ def as_text(projection: Projection, inputs: PredictionInputs) -> str:
         inputs: What it is predicted from.
     """
     lines = [*_assumptions(projection, inputs.source), "", *_efficiencies(projection)]
+    # In detail: plain all-reduce, and what is recommended instead.
     plain = next((f for f in projection.forecasts if f.method.sync == "allreduce"), None)
     best = None if inputs.not_reliable else recommended(projection)
     for forecast in dict.fromkeys(f for f in (plain, best) if f is not None):

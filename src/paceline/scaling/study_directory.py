@@ -173,6 +173,7 @@ class StudyDirectory:
         """
         before = self._read().asked
         measured = {found[2] for found in self._measured()}
+        # Options of methods that haven't been measured yet may change.
         known = {name for method in measured & {*methods} for name in own_options(method)}
         free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
         for name in sorted({*before, *requested} - free):

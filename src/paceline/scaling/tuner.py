@@ -212,6 +212,7 @@ class Tuner:
         ]
 
     def _gain(self, change: Change, gain: Gain, usual: Measured, changed: Measured) -> Gain:
+        # Without its counterpart a trial of the change says nothing.
         if usual.problem is not None and changed.problem is None:
             self.say(f"  {change.name}: the training as it is failed beside it: {usual.problem}")
             return gain
@@ -219,6 +220,7 @@ class Tuner:
         if problem or not usual.images_per_s or not changed.images_per_s:
             self.say(f"  {change.name}: {problem or 'it trained no step'}")
             return replace(gain, problem=problem or "it trained no step")
+        # What a change costs once at its start (compiling, say) counts apart from its speed.
         starting_s = self._lost_s(changed) - self._lost_s(usual)
         found = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
         low, high = found.bounds

@@ -256,6 +256,7 @@ class VerifyLauncher:
         from paceline.verify.trial import Trial
 
         command, variables = self.request.command, dict[str, str]()
+        # Without a launcher the workers are ours, and set the command's variables themselves.
         if command is not None and not command.has_launcher:
             variables = variables_for(command, workers, on_cpu=self.on_cpu)
         given = (*self.request.training.script_args, *(part.more_args if part else ()))

@@ -206,6 +206,7 @@ def _after_the_kill(
     case: Case, launches: Launches, begins_at: int, apart: float, limits: Limits
 ) -> Iterator[Finding]:
     """Compare, after the kill, everything that a checkpoint has to hold."""
+    # It began with the first step: no checkpoint was loaded at all.
     if begins_at == 0:
         files = listed([*launches.saved[:_SHOWN]])
         yield case.found(
@@ -214,6 +215,7 @@ def _after_the_kill(
             f"again, though it had written {files}",
         )
         return
+    # Else each kind of state by itself; where none differs, the gradients that do.
     found = list(_not_restored(case, launches, begins_at, apart, limits))
     if not found and case.beyond is not None:
         beyond = case.beyond
@@ -233,6 +235,7 @@ def _not_restored(
     case: Case, launches: Launches, begins_at: int, apart: float, limits: Limits
 ) -> Iterator[Finding]:
     whole, resumed = case.first.steps, case.other.steps
+    # Weights; then optimizer, loss scale and buffers; the schedule; samples and random numbers.
     if apart > limits.of_weights(0):
         yield case.found(
             Cause.WEIGHTS_NOT_RESTORED,

@@ -461,6 +461,7 @@ def _peeks(events: Sequence[Event]) -> Iterator[Key]:
     lengths = {_key(event): event.batches for event in events if isinstance(event, PassBegun)}
     ended = {_key(event) for event in events if isinstance(event, PassEnded)}
     waiting: set[Key] = set()
+    # A batch waits for a backward pass. Where another pass begins before, it was only looked at.
     for event in events:
         key = _key(event)
         if isinstance(event, Backward):

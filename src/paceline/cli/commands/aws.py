@@ -173,6 +173,7 @@ def _write_files(
     from paceline.provision.aws.hostkeys import fetch_host_keys
     from paceline.provision.aws.waiter import Waiter, never
 
+    # Host keys that are known count; only those of new nodes are read from their consoles.
     files = kept(stack.name)
     addresses = {node.address for node in nodes}
     keys = {address: each for address, each in files.known().items() if address in addresses}

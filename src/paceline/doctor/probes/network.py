@@ -58,6 +58,7 @@ def _interfaces() -> list[Interface]:
     states, found = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
         state = states.get(name)
+        # Without link-local addresses, which hold on one link only; IPv4 before IPv6.
         families = {e.address: e.family for e in entries if e.family in _FAMILIES}
         usable = [a for a in families if not a.partition("%")[0].startswith("fe80:")]
         if state is not None and state.isup and usable:

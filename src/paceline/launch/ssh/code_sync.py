@@ -160,6 +160,7 @@ def install(
     name, wheel = build_wheel()
     program = files("paceline.launch.ssh").joinpath("installer.py").read_text()
 
+    # The program and the wheel go through the input of one ssh command.
     def install_on(host: Host, commands: Commands) -> Host:
         request = {
             "program": program,

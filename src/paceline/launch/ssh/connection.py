@@ -90,6 +90,7 @@ class RemoteProcess:
                 text = "\n".join(filter(None, printed)) or f"code {event.message.get('code')}"
                 raise InfrastructureError(f"{self.host.name}: {text}")
             else:
+                # Output is no message, but explains a failure.
                 printed.append(str(event.message["text"]))
 
 
@@ -350,6 +351,7 @@ class Connection:
             self._settled.set()
 
     def _pass_on(self, remote: RemoteProcess, message: Message) -> None:
+        """Turn a message of the agent into an event of one of its processes."""
         what = message["is"]
         if what == "said" and isinstance(message["message"], dict):
             remote.inbox.put(Event(remote=remote, kind="said", message=message["message"]))

@@ -55,6 +55,7 @@ def _table(
     first = max(map(len, names))
     block: list[list[str]] = []
     used = first
+    # As many columns as fit into the width make a block; the next block stands below.
     for column in columns:
         more = max(map(len, column)) + _GAP
         if block and width is not None and used + more > width:

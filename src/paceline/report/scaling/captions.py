@@ -157,6 +157,7 @@ def describe_fixed(study: Study) -> str:
         f"Besides its steps, an epoch with {size_phrase(study, top)} takes "
         f"{show_seconds(top.fixed.total_s)}{part} for {listed(named)}."
     )
+    # Of fixed costs only averaging weights depends on how gradients are combined.
     if top.fixed.averaging_s is None:
         return f"{text} No way of combining gradients changes that."
     own = show_seconds(top.fixed.averaging_s)

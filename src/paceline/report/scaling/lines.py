@@ -127,6 +127,7 @@ def _scale_up(axes: "Axes", picture: Picture) -> None:
     if picture.log_up:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
+        # The more decades there are, the fewer ticks in each.
         digits = next(chosen for most, chosen in _DIGITS if high / low <= most)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=digits, numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())

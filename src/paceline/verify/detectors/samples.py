@@ -37,6 +37,7 @@ def set_epoch(case: Case) -> Iterator[Finding]:
     epochs = [e for e in case.other.training() if e.begun and e.begun[0].shuffles]
     epochs.sort(key=lambda epoch: (epoch.loader, epoch.number))
     for one, two in pairwise(epochs):
+        # Two epochs of one loader, compared as far as both were seen.
         pairs = [(a, b) for a, b in zip(one.samples, two.samples, strict=True) if a and b]
         shortest = min((min(len(a), len(b)) for a, b in pairs), default=0)
         same = all(_same_start(a, b) for a, b in pairs)

@@ -155,6 +155,7 @@ class Overlay:
         seen = self.visible(key)
         if seen is None:
             raise _error(errno.ENOENT, key)
+        # A link is copied as a link, a directory with all below it.
         if os.path.islink(seen):
             if seen != self._files + key:
                 self._make_parent(key)

@@ -16,18 +16,18 @@ class ChildCommand:
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         *,
         is_read: bool = False,
     ) -> None:
         """Start it.
 
         Args:
-            words: The command.
+            command: The command.
             is_read: Whether `read` gives its output; else it goes where ours goes.
         """
         self._process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if is_read else None,
             start_new_session=True,

@@ -25,15 +25,15 @@ WAIT_FOR_HOST_S = 300.0
 _POLL_S = 2.0
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Replace this process by the training's command. Returns an exit code only where that failed.
 
     Args:
-        words: Options of this program, `--`, and the words of the `paceline` command.
+        argv: Options of this program, `--`, and the words of the `paceline` command.
     """
     signal.signal(signal.SIGTERM, _leave)  # process 1 of a container ignores it otherwise
-    at = words.index("--")  # a script's own arguments follow a second one
-    options, command = _parser().parse_args(list(words[:at])), list(words[at + 1 :])
+    at = argv.index("--")  # a script's own arguments follow a second one
+    options, command = _parser().parse_args(list(argv[:at])), list(argv[at + 1 :])
     host = next((os.environ[name] for name in _HOST_VARIABLES if name in os.environ), options.host)
     # Wait for rank 0's host: it may start later than this one.
     if host and not wait_for_host(host, options.wait_s):
@@ -107,11 +107,11 @@ def resuming(command: Sequence[str], run_dir: str) -> list[str]:
     return ["resume", run_dir, *without_option(options, "--run-dir")]
 
 
-def without_option(words: Sequence[str], flag: str) -> list[str]:
+def without_option(command: Sequence[str], flag: str) -> list[str]:
     """Take an option with its value out of a command line."""
     kept: list[str] = []
     skip = False
-    for word in words:
+    for word in command:
         if skip:
             skip = False
         elif word == flag:

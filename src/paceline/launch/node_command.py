@@ -33,24 +33,24 @@ class NodeRun:
 
 def node_command(job: ClusterJob, run: NodeRun, python: str = "python3") -> list[str]:
     """Write what each node runs: `paceline train`, or `resume` where this job had begun it."""
-    words = [python, *CONTINUING, _RUN_DIR, run.run_dir, "--submission", run.submission]
+    command = [python, *CONTINUING, _RUN_DIR, run.run_dir, "--submission", run.submission]
     if run.host:
-        words += ["--host", run.host]
+        command += ["--host", run.host]
     if run.max_restarts is not None:
-        words += ["--max-restarts", str(run.max_restarts)]
+        command += ["--max-restarts", str(run.max_restarts)]
     if job.shared:
-        words.append("--shared")
+        command.append("--shared")
     if job.resume:
-        words.append("--resume")
-    return [*words, "--", *train_command(job, run.run_dir)]
+        command.append("--resume")
+    return [*command, "--", *train_command(job, run.run_dir)]
 
 
 def train_command(job: ClusterJob, run_dir: str) -> list[str]:
     """Give the command's words after `paceline`, with the node's run directory and workers."""
-    words = list(job.command)
-    if words[:1] == ["paceline"]:
-        del words[0]
-    head, own = words[:2], words[2:]
+    command = list(job.command)
+    if command[:1] == ["paceline"]:
+        del command[0]
+    head, own = command[:2], command[2:]
     # A script's own arguments stay behind Paceline's options, whatever they are called.
     script = own[own.index("--") :] if "--" in own else []
     options = without_option(own[: len(own) - len(script)], _RUN_DIR)
@@ -104,5 +104,5 @@ def exit_code_of_nodes(codes: Iterable[int | None]) -> int:
     return next((int(code) for code in _BY_WEIGHT if code in found), ExitCode.INFRASTRUCTURE)
 
 
-def _has(words: Sequence[str], flag: str) -> bool:
-    return any(word == flag or word.startswith(f"{flag}=") for word in words)
+def _has(command: Sequence[str], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in command)

@@ -166,8 +166,8 @@ class Runner:
             problem = "the batch of a worker isn't known, since one alone couldn't be measured"
             return Measured(run_dir=name, exit_code=ExitCode.JOB, problem=problem)
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
-        words = [*self.program, *self.commands.measure(size, run.path, self._batch(size))]
-        ended = train_for(self.seconds, words, run, self._log(name), size.method)
+        command = [*self.program, *self.commands.measure(size, run.path, self._batch(size))]
+        ended = train_for(self.seconds, command, run, self._log(name), size.method)
         self.commands.remove_snapshots(size, run.path)
         return read_ended(ended, run, name, size.method)
 
@@ -197,9 +197,9 @@ class Runner:
     def _train(self, size: Size) -> CommandResult:
         name = f"trained/{size.name}"
         run = RunDirectory.named(self.place / name)
-        words = train_or_resume(self.commands, size, run, self._batch(size))
+        command = train_or_resume(self.commands, size, run, self._batch(size))
         return run_command(
-            [*self.program, *words], self._log(name), None, self._progress_reporter(run)
+            [*self.program, *command], self._log(name), None, self._progress_reporter(run)
         )
 
     def _progress_reporter(self, run: RunDirectory) -> Callable[[], bool]:
@@ -250,13 +250,13 @@ class Runner:
 
 
 def train_for(
-    seconds: float, words: Sequence[str], run: RunDirectory, log: Path, method: SyncMethod
+    seconds: float, command: Sequence[str], run: RunDirectory, log: Path, method: SyncMethod
 ) -> CommandResult:
     """Have a command train for some seconds, and remove its snapshots. Blocks.
 
     Args:
         seconds: Of training; the command has been told.
-        words: The command.
+        command: The command.
         run: Its run directory.
         log: For what it prints.
         method: Its `--sync`: one that refuses a time budget is stopped from here.
@@ -266,7 +266,7 @@ def train_for(
     """
     clock = time_is_over(run, seconds) if method in ENDED_FROM_OUTSIDE else lambda: False
     try:
-        ended = run_command(words, log, _FACTOR * seconds + _OVERHEAD_LIMIT_S, clock)
+        ended = run_command(command, log, _FACTOR * seconds + _OVERHEAD_LIMIT_S, clock)
     except InterruptedStudyError:
         shutil.rmtree(run.path, ignore_errors=True)
         raise

@@ -256,8 +256,8 @@ class Tuner:
         size, given = self._as_changed(change)
         commands = self.training.commands(given, seconds)
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
-        words = commands.measure(size, run.path, self.training.batch)
-        ended = train_for(seconds, [*self.program, *words], run, log, size.method)
+        command = commands.measure(size, run.path, self.training.batch)
+        ended = train_for(seconds, [*self.program, *command], run, log, size.method)
         commands.remove_snapshots(size, run.path)
         return read_ended(ended, run, str(run.path.relative_to(self.place)), None)
 
@@ -324,10 +324,10 @@ class Tuner:
         if read_whole(run, name) is None:
             size, given = self._as_changed(change)
             writer = self.training.commands({**given, "seed": seed}, 0.0)
-            words = train_or_resume(writer, size, run, self.training.batch)
+            command = train_or_resume(writer, size, run, self.training.batch)
             self.say(f"  {change.name}: a whole training from seed {seed}")
             log = folder_in(self.place, "logs") / f"quality-{name}.log"
-            ended = run_command([*self.program, *words], log, _MAX_TRAINING_S, lambda: False)
+            ended = run_command([*self.program, *command], log, _MAX_TRAINING_S, lambda: False)
             if ended.problem is not None:
                 raise JobError(f"from seed {seed}: {ended.problem}")
         trained = read_whole(run, name)

@@ -60,16 +60,16 @@ def run_watched(payload: str) -> str:
     return json.dumps({"stopped_because": "watched", "cut": is_cut})
 
 
-def main(words: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Run a worker that the user's own launching command has started, in place of the script.
 
     Args:
-        words: A trial's file, `-m` where a module's name follows, script and its arguments.
+        argv: A trial's file, `-m` where a module's name follows, script and its arguments.
     """
     die_with_parent(os.getppid())
     # torch.distributed.launch puts this before all that it was given for the script.
-    local = [word for word in words[:1] if word.startswith("--local-rank=")]
-    file, *left = words[len(local) :]
+    local = [word for word in argv[:1] if word.startswith("--local-rank=")]
+    file, *left = argv[len(local) :]
     trial = Trial.from_json(Path(file).read_text())
     is_module = left[0] == "-m"
     script, *arguments = left[is_module:]

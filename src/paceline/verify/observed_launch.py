@@ -35,7 +35,7 @@ _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
 
 
 def run_observed(
-    words: Sequence[str],
+    command: Sequence[str],
     variables: Mapping[str, str],
     *,
     workers: int,
@@ -45,7 +45,7 @@ def run_observed(
     """Run a command to its end, whose workers note what they see. Blocks; for the main thread.
 
     Args:
-        words: The command.
+        command: The command.
         variables: Its whole environment.
         workers: How many workers it is to start.
         records: Where they write what they see.
@@ -63,7 +63,7 @@ def run_observed(
     kills_before = oom_kills()
     # A signal is only noted: raised while a process is being started, it would lose that.
     with log.open("w", encoding="utf-8") as out, stop_requests(hangup=True) as stops:
-        process = _start(words, variables, out)
+        process = _start(command, variables, out)
         until_s = time.monotonic() + _START_S
         while process.poll() is None and not stops.count:
             with suppress(subprocess.TimeoutExpired):
@@ -75,20 +75,22 @@ def run_observed(
     failures: tuple[WorkerFailure, ...] = ()
     if not interrupted:
         output = _end_of(log)
-        _check_workers(words, code, workers, records, output)
+        _check_workers(command, code, workers, records, output)
         failures = _failures(code, log_dir, output, lacked_memory=oom_kills() > kills_before)
     return LaunchOutcome(results={}, interrupted=interrupted, failures=failures, restarts=0)
 
 
 def _start(
-    words: Sequence[str], variables: Mapping[str, str], out: TextIO
+    command: Sequence[str], variables: Mapping[str, str], out: TextIO
 ) -> subprocess.Popen[bytes]:
     try:
-        return start_apart(words, out, variables)
+        return start_apart(command, out, variables)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no program {words[0]!r}: is its environment active?") from error
+        raise UsageError(
+            f"there is no program {command[0]!r}: is its environment active?"
+        ) from error
     except PermissionError as error:
-        raise UsageError(f"{words[0]!r} can't be run: {error.strerror}") from error
+        raise UsageError(f"{command[0]!r} can't be run: {error.strerror}") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -152,7 +154,7 @@ def ended_workers(output: str) -> dict[int, int]:
 
 
 def _check_workers(
-    words: Sequence[str], code: int, workers: int, records: Path, output: str
+    command: Sequence[str], code: int, workers: int, records: Path, output: str
 ) -> None:
     """Refuse a command that has started fewer workers, or others than those that were observed."""
     started = _started(records, workers)
@@ -160,7 +162,7 @@ def _check_workers(
         return  # of several workers one may fail before another has begun
     did = f"started {plural(len(started), 'worker')} instead of {workers}" if started else ""
     what = did or f"started no worker that could be observed (exit code {code})"
-    raise UsageError(f"`{shlex.join(words)}` {what}. It said last:\n{_last_lines(output)}")
+    raise UsageError(f"`{shlex.join(command)}` {what}. It said last:\n{_last_lines(output)}")
 
 
 def _started(records: Path, workers: int) -> list[int]:

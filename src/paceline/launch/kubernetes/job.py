@@ -38,11 +38,11 @@ class RankZeroLog:
         if newest.name == self._pod:
             if newest.exit_code is not None:
                 return  # all of it was read
-            words = ["logs", "--follow", f"--since-time={self._since}", newest.name]
+            arguments = ["logs", "--follow", f"--since-time={self._since}", newest.name]
         else:
-            words = ["logs", "--follow", newest.name]
+            arguments = ["logs", "--follow", newest.name]
         self._pod = newest.name
-        self._logs = ChildCommand(self._kubectl.words(*words), is_read=True)
+        self._logs = ChildCommand(self._kubectl.command(*arguments), is_read=True)
 
     def read(self) -> str | None:
         """Give what is new; None while no pod is followed."""
@@ -75,7 +75,7 @@ class KubernetesJob(SubmittedJob):
             selector: Labels of its pods.
         """
         target = f"{kind}/{submission.name}"
-        called = f"kubectl {' '.join(kubectl.words()[1:])}".rstrip()
+        called = f"kubectl {' '.join(kubectl.command()[1:])}".rstrip()
         how_to_look = (
             f"Output:  {called} logs --follow --selector={selector},batch.kubernetes.io/"
             f"job-completion-index=0\n"
@@ -119,8 +119,8 @@ class KubernetesJob(SubmittedJob):
     def stop(self) -> None:
         """Delete the job: its pods get SIGTERM, and time to write a snapshot."""
         limit_s = self._submission.options.grace_s + _DELETING_S
-        words = ["delete", self.name, "--cascade=foreground", "--wait", f"--timeout={limit_s:g}s"]
-        self._deletion = ChildCommand(self._kubectl.words(*words))
+        waiting = ("--cascade=foreground", "--wait", f"--timeout={limit_s:g}s")
+        self._deletion = ChildCommand(self._kubectl.command("delete", self.name, *waiting))
 
     def cancel(self) -> Outcome:
         """Leave the deletion to the cluster, which has been asked for it."""

@@ -104,8 +104,8 @@ class SkypilotJob(SubmittedJob):
 
     def stop(self) -> None:
         """Have SkyPilot cancel the task."""
-        words = cancel_command(self._options, self.name)
-        self._cancellation = ChildCommand([self._sky, *words])
+        command = cancel_command(self._options, self.name)
+        self._cancellation = ChildCommand([self._sky, *command])
 
     def cancel(self) -> Outcome | None:
         """SkyPilot has no faster way."""
@@ -126,8 +126,8 @@ class SkypilotJob(SubmittedJob):
 
 def launch_command(job: ClusterJob, options: SkypilotOptions, name: str, path: Path) -> list[str]:
     """Write SkyPilot's command after `sky`: a managed job where machines may be taken away."""
-    words = ["jobs", "launch", "-n", name] if options.use_spot else ["launch", "-c", name]
-    return [*words, "--yes", *(["--detach-run"] if job.detach else []), str(path)]
+    command = ["jobs", "launch", "-n", name] if options.use_spot else ["launch", "-c", name]
+    return [*command, "--yes", *(["--detach-run"] if job.detach else []), str(path)]
 
 
 def cancel_command(options: SkypilotOptions, name: str) -> list[str]:

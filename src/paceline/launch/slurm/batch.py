@@ -74,9 +74,9 @@ def decide_requeue(
     return RequeueDecision(budget=spent, requeue=True)
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the job's workers to their end. Returns the exit code."""
-    directory, max_restarts, *command = words
+    directory, max_restarts, *command = argv
     run, job_id = RunDirectory.named(directory), os.environ["SLURM_JOB_ID"]
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -98,7 +98,7 @@ def one_line(text: str) -> str:
 
 
 def _run(
-    words: Sequence[str], environment: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command that a signal of the terminal doesn't reach.
 
@@ -108,7 +108,7 @@ def _run(
     """
     try:
         return subprocess.run(
-            words,
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -120,10 +120,10 @@ def _run(
         )
     except FileNotFoundError:
         raise UsageError(
-            f"there is no {words[0]} here: --on slurm works on a login node of a Slurm cluster, or "
-            "another machine that has Slurm's commands"
+            f"there is no {command[0]} here: --on slurm works on a login node of a Slurm cluster, "
+            "or another machine that has Slurm's commands"
         ) from None
     except subprocess.TimeoutExpired:
         raise InfrastructureError(
-            f"Slurm does not answer: {words[0]} took more than {_LIMIT_S:g} s"
+            f"Slurm does not answer: {command[0]} took more than {_LIMIT_S:g} s"
         ) from None

@@ -221,7 +221,7 @@ class Agent:
         readers = [
             threading.Thread(target=self._pass_on, args=(name, stream, source), daemon=True)
             for stream, source in (
-                ("said", messages),
+                ("messages", messages),
                 ("stdout", process.stdout),
                 ("stderr", process.stderr),
             )
@@ -258,7 +258,7 @@ class Agent:
     def _pass_on(self, name: str, stream: str, source: IO[bytes]) -> None:
         with source:
             for line in source:
-                if stream == "said":
+                if stream == "messages":
                     message = decode(line)
                     if message is not None:
                         self._send({"is": "said", "id": name, "message": message})

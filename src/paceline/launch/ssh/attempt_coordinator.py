@@ -269,7 +269,7 @@ class AttemptCoordinator:
             self._handle_event(member, event)
 
     def _handle_event(self, member: Participant, event: Event) -> None:
-        if event.kind == "said":
+        if event.kind == "message":
             self._handle_message(member, event.message)
         elif event.kind in ("ended", "lost"):
             member.ended, member.ended_s = True, time.time()

@@ -34,10 +34,10 @@ class Event:
     """Something that came from a process on a host."""
 
     remote: "RemoteProcess"
-    kind: Literal["said", "stdout", "stderr", "ended", "lost"]
+    kind: Literal["message", "stdout", "stderr", "ended", "lost"]
     """lost: the connection is gone, and the process with it."""
     message: Message
-    """Of `said`; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
+    """Its own; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
 
 
 @final
@@ -81,7 +81,7 @@ class RemoteProcess:
                 raise InfrastructureError(
                     f"{self.host.name} has said nothing for {timeout_s:g} s"
                 ) from None
-            if event.kind == "said":
+            if event.kind == "message":
                 yield event.message
             elif event.kind == "ended" and event.message["code"] == 0:
                 return
@@ -354,7 +354,7 @@ class Connection:
         """Turn a message of the agent into an event of one of its processes."""
         what = message["is"]
         if what == "said" and isinstance(message["message"], dict):
-            remote.inbox.put(Event(remote=remote, kind="said", message=message["message"]))
+            remote.inbox.put(Event(remote=remote, kind="message", message=message["message"]))
         elif what == "output":
             kind: Literal["stdout", "stderr"] = "stdout"
             if message["stream"] == "stderr":

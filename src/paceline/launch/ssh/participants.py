@@ -170,8 +170,8 @@ def problem_of(member: Participant, late: str) -> PacelineError:
     if member.lost:
         return InfrastructureError(member.lost)
     if member.ended:
-        words = "\n".join(member.last_output) or "it said nothing"
-        return InfrastructureError(f"{member.name}: its process ended:\n{words}")
+        output = "\n".join(member.last_output) or "it said nothing"
+        return InfrastructureError(f"{member.name}: its process ended:\n{output}")
     return InfrastructureError(f"{member.name}: {late}")
 
 
@@ -224,7 +224,7 @@ def _reported(member: Participant) -> Iterator[WorkerFailure]:
 
 def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
     """Describe a host that went away, as a failure of its first worker."""
-    words = "\n".join(member.last_output)
+    output = "\n".join(member.last_output)
     refusal, code = member.refused or ("", ExitCode.INFRASTRUCTURE)
     why = member.lost or refusal or "its processes ended without a word"
     return WorkerFailure(
@@ -236,7 +236,7 @@ def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
         kind="job" if code in (ExitCode.USAGE, ExitCode.JOB) else "infrastructure",
         error_type="",
         message=f"the host is lost: {why}" if member.lost else why,
-        traceback="" if member.lost else words,
+        traceback="" if member.lost else output,
         operation="",
         time_s=member.ended_s,
     )

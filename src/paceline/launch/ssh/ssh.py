@@ -39,17 +39,17 @@ def ssh_command(host: Host, options: HostsOptions) -> list[str]:
 
     What is said on the command line counts before the user's configuration.
     """
-    words = ["ssh", "-T"]
+    command = ["ssh", "-T"]
     if options.ssh_config is not None:
-        words += ["-F", str(Path(options.ssh_config).expanduser())]
+        command += ["-F", str(Path(options.ssh_config).expanduser())]
     keys = "accept-new" if options.host_keys == "accept-new" else "yes"
     for name, value in {**_SETTINGS, "StrictHostKeyChecking": keys}.items():
-        words += ["-o", f"{name}={value}"]
+        command += ["-o", f"{name}={value}"]
     if host.user is not None:
-        words += ["-l", host.user]
+        command += ["-l", host.user]
     if host.port is not None:
-        words += ["-p", str(host.port)]
-    return words
+        command += ["-p", str(host.port)]
+    return command
 
 
 def plain_ssh_command(host: Host, options: HostsOptions) -> list[str]:
@@ -69,12 +69,12 @@ def agent_command(host: Host, options: HostsOptions, store_port: int | None = No
         store_port: Port of this machine's loopback address that the host is to reach, if any, at a
             port of its own loopback address.
     """
-    words = plain_ssh_command(host, options)
+    command = plain_ssh_command(host, options)
     if store_port is not None:
         forward = f"{_LOOPBACK}:0:{_LOOPBACK}:{store_port}"
-        words = [*ssh_command(host, options), "-R", forward]
+        command = [*ssh_command(host, options), "-R", forward]
     remote = shlex.join(["exec", host.python or sys.executable, "-P", "-m", AGENT])
-    return [*words, "--", host.name, remote]
+    return [*command, "--", host.name, remote]
 
 
 def forwarded_port(line: str) -> int | None:

@@ -57,7 +57,7 @@ class DiagnosisRequest:
     interface: str | None = None
     loader_workers: int = 2
     recipe: Mapping[str, object] | None = None
-    """As `probes.data.Asked`; None: no recipe was named."""
+    """As `probes.storage.DataRequest`; None: no recipe was named."""
 
 
 @dataclass(frozen=True, kw_only=True)

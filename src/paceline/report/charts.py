@@ -26,7 +26,7 @@ class Series:
 
     label: str
     role: Role
-    """Chooses colour and stroke."""
+    """Chooses colour and line style."""
     values: tuple[float, ...]
     """One for each place; NaN leaves a gap."""
     last: str

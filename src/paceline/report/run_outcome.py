@@ -22,7 +22,7 @@ _CLOSING = {
 
 
 RunState = Literal["running", "finished", "stopped", "failed", "died"]
-"""How it stands with a run: `stopped` by a signal, in order; `died` without a word."""
+"""State of a run: `stopped` by a signal, in order; `died` without a record."""
 
 
 def find_state(report: "RunReport") -> RunState:

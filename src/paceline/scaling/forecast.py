@@ -42,7 +42,7 @@ class Question:
     """Of a node."""
     assumed: Assumptions = field(default_factory=Assumptions)
     measured: Mapping[tuple[SyncOptions, int], float] = field(default_factory=dict)
-    """Efficiencies that are known, by method and nodes: what is said in words keeps to them."""
+    """Efficiencies that are known, by method and nodes: recommendations use these."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class StepDifference:
     """From 0."""
     same_samples: bool
     same_contents: bool
-    """Whether the samples looked the same: the same augmentation."""
+    """Whether the samples had the same values: the same augmentation."""
     loss: float
     gradients: float
     weights: float
@@ -44,7 +44,7 @@ class Limits:
     gradients: tuple[float, ...]
     weights: tuple[float, ...]
     measured: bool
-    """Whether a disturbed launch has told; otherwise the user has."""
+    """Whether they come from a perturbed launch; otherwise the user has given them."""
 
     def of_gradients(self, step: int) -> float:
         """Give the limit of a step's gradients."""

@@ -65,7 +65,7 @@ class Drawn:
     samples: tuple[str, ...]
     """Each sample's index in the data set, or the hash of its content where it has none."""
     contents: tuple[str, ...]
-    """Hashes of what the samples look like, after augmentation; empty where it can't be told."""
+    """Hashes of the samples' values, after augmentation; empty where these can't be hashed."""
     trains: bool | None = None
     """Whether it is trained on; None where what follows tells."""
     total: int = 0

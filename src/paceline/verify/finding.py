@@ -73,7 +73,7 @@ class Cause(StrEnum):
 NOTES = frozenset(
     {Cause.BATCH_GROWS, Cause.START_HIDDEN, Cause.NO_GRADIENT, Cause.METRIC_SHARE, Cause.CHANCE}
 )
-"""What may be meant: told, and no fault by itself."""
+"""Causes that may be intended: reported, but no faults by themselves."""
 ALIKE = NOTES - {Cause.BATCH_GROWS} | {Cause.SET_EPOCH}
 """What is the same on any number of workers, or changes no weights."""
 

@@ -69,7 +69,7 @@ class VerifyResult:
     """All that a verification has found."""
 
     results: tuple[CountVerdict, ...]
-    """The first is what the others were held against."""
+    """The first is the one that the others were compared with."""
     limits: Limits
     unseen: tuple[str, ...]
     yardstick: Comparison | None = None

@@ -16,10 +16,10 @@ from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
 
 _QUERY_S = (1.0, 10.0)
-"""Between questions to Slurm: at first, and later. A cluster's controller has many to answer."""
+"""Between two queries of Slurm: at first, and later. A cluster's controller has many to answer."""
 _QUERY_OFTEN_FOR_S = 30.0
 _SETTLE_S = 5.0
-"""How long files and Slurm's own word may lag behind each other."""
+"""How long the job's file with its exit code and Slurm's own state may lag behind each other."""
 _SILENT_S = 3600.0
 """How long Slurm may fail to answer: controllers are restarted, and jobs run on."""
 

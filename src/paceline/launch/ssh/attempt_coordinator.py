@@ -34,7 +34,7 @@ from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 
 MODULE = "paceline.launch.hosts.attempt"
 LOOK_S = 120.0
-"""For a host to import torch and look around; a cold file system takes its time."""
+"""For a host to import torch and report its facts; a cold file system takes its time."""
 _REACH_S = 30.0
 _POLL_S = 0.1
 

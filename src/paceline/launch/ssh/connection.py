@@ -139,7 +139,7 @@ class Connection:
         self.clock_offset_s: float | None = None
         """By how much the host's wall clock is ahead of ours."""
         self.lost = ""
-        """Why it is no use any more; empty while it is."""
+        """Why it was lost; empty while it wasn't."""
         self._wants_port = store_port is not None
         self._any_version = any_version
         self._nonce = secrets.token_hex(8)

@@ -21,7 +21,7 @@ class LaunchSpec:
     payload: str
     """Of the entry; `inspect` makes it fit the host."""
     inspect: str
-    """`package.module:function`, run on each host: what is there, who is to be started."""
+    """`package.module:function`, run on each host: reports its facts and number of workers."""
     run: RunDirectory
     """The launcher's own."""
     run_dir: str

@@ -40,7 +40,7 @@ _REACH_S = 5.0
 _POLL_S = 0.2
 _PREDECESSOR_S = LEASE_S + 5.0
 _LAUNCHER_S = 600.0
-"""For the launcher to lead on; hosts may be slow to come."""
+"""For the launcher's next message: it waits for hosts that are slow to connect."""
 
 
 @final

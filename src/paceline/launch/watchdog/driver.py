@@ -27,9 +27,9 @@ class Observation:
     """The workers of a training at one moment."""
 
     own: Sequence[WorkerState]
-    """Those whose speeds and failures this watchdog tells, in rank order."""
+    """Those whose speeds and failures this watchdog reports, in rank order."""
     others: Sequence[WorkerState] = ()
-    """Those that another watchdog tells of."""
+    """Those that another watchdog reports."""
     unseen: int = 0
     """How many more there are, of which nothing is known."""
 

@@ -19,7 +19,7 @@ from paceline.options.fields import check_types
 from paceline.options.figures import show_time
 
 _POLLS = 10
-"""Looks, about a second apart, over which speeds are taken."""
+"""Polls, about a second apart, over which speeds are taken."""
 _MIN_STEPS = 5
 _MARKED = 1.5
 """A straggler needs so many times as long by itself as the median worker,"""

@@ -14,7 +14,7 @@ _EXACT = 1e-3
 _OF_LOSSES = 1e-5
 """Of a loss and the mean of its parts: of one kind of items, they are apart by rounding alone."""
 _SURE = 4
-"""Samples that look the same a second time: none is changed by chance then."""
+"""Samples that have the same values a second time: then none is changed randomly."""
 _NOISY, _ROUGH = 0.1, 0.25
 """Of losses and of gradients' norms, where a step draws random numbers."""
 
@@ -230,7 +230,7 @@ def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
     step = case.comparison.contents_differ_from
     if case.beyond is None:
-        return  # what looks otherwise, such as padding, comes to the same
+        return  # what differs, such as padding, makes no difference
     if step is not None:
         yield case.found(
             Cause.CHANCE,

@@ -50,7 +50,7 @@ _entered: list[ExitStack] = []  # for as long as a spawned process lives
 
 
 Placed = Callable[[Mapping[str, str]], None]
-"""Is told the environment that says who this worker is, whatever the script makes of it."""
+"""Called with the environment that identifies this worker, whatever the script changes in it."""
 
 
 def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None) -> None:

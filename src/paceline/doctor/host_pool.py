@@ -70,7 +70,7 @@ class HostPool:
         questioned = [host for host in self.hosts if host.name in questions]
         self._questions += 1
         for host in questioned:
-            host.line.say({"number": self._questions, **questions[host.name]})
+            host.line.send({"number": self._questions, **questions[host.name]})
         # Collect the answers; all hosts share one deadline.
         answers: Answers = {}
         problems: dict[str, str] = {}

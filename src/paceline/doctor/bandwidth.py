@@ -11,7 +11,7 @@ FAR = 3.0
 _MEASURABLE_PER_S = 1.25e9
 """Beyond 10 Gbit/s the processors set the pace of the measurement rather than the network."""
 _MIN_FAR_S = 0.0003
-"""Differences of less than this matter to nobody."""
+"""Smaller differences don't matter."""
 _MEASURING_S, _MIN_S, _MAX_S = 20.0, 0.15, 0.5
 
 Pair = tuple[str, str]

@@ -24,7 +24,7 @@ class ProbeTransport(Protocol):
     """A connection between the doctor and one probe; a JSON object a line."""
 
     def send(self, message: Message) -> None:
-        """Send a message; lost without a word where the probe is gone."""
+        """Send a message; dropped silently where the probe is gone."""
 
     def receive(self, timeout_s: float) -> Message:
         """Wait for its next message.

@@ -114,7 +114,7 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
         ) from error
     try:
         session = boto3.Session(region_name=region)
-        # Found here, so that a missing profile is told before anything is called.
+        # Found here, so that a missing profile is reported before anything is called.
         credentials = session.get_credentials()
     except BotoCoreError as error:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error

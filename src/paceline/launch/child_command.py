@@ -50,7 +50,7 @@ class ChildCommand:
                 piece = os.read(descriptor, _PIECE_BYTES)
             except BlockingIOError:
                 return text
-            # End of file, told once the rest has been given.
+            # End of file: reported once the rest has been given.
             if not piece:
                 return text or None
             text += self._decoder.decode(piece)

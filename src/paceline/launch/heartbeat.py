@@ -66,7 +66,7 @@ class Reading:
 
 @final
 class StepNote:
-    """What this worker is doing right now, for whoever watches it from outside its interpreter.
+    """A worker's own heartbeat: what it is doing right now, for processes that watch it.
 
     Setting a field writes a few bytes of shared memory, which can still be read when the worker
     hangs or was killed. Cheap enough for every step (under a microsecond).

@@ -66,7 +66,7 @@ class Policy:
     max_restarts: int = 0
     """Restarts allowed in a row without progress."""
     hang: HangLimits | None = None
-    """After how long it counts as hanging; None: nobody looks."""
+    """After how long it counts as hanging; None: no watchdog."""
     stop: StopGrace = field(default_factory=StopGrace)
 
 

@@ -124,7 +124,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         record = CopyRecord.read(run) or record
     if reply is not None:
         return True
-    # Not everything is there: the summary and the user are told what is, and what to do.
+    # Not everything is there: note in the summary, and print, what is, and what to do.
     note_in_summary(run, replace(record, complete=False))
     why = "you ended the wait" if cut_short else f"within {limit_s:g} s"
     if record.last_failure is not None:

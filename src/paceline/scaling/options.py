@@ -90,7 +90,7 @@ def parse_methods(text: str | None) -> tuple[SyncMethod, ...]:
 
 
 def usual_workers(most: int) -> tuple[int, ...]:
-    """Choose numbers of workers where nobody says: powers of two, and all that there are."""
+    """Choose the default numbers of workers: powers of two, and all that there are."""
     powers = [2**n for n in range(most.bit_length()) if 2**n <= most]
     return tuple(sorted({*powers, most}))
 

@@ -255,7 +255,7 @@ def train_for(
     """Have a command train for some seconds, and remove its snapshots. Blocks.
 
     Args:
-        seconds: Of training; the command has been told.
+        seconds: Of training; the command has the option for it already.
         command: The command.
         run: Its run directory.
         log: For what it prints.
@@ -270,7 +270,7 @@ def train_for(
     except InterruptedStudyError:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
-    shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
+    shutil.rmtree(run.snapshots, ignore_errors=True)  # measurements are never resumed
     return ended
 
 

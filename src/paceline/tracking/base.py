@@ -16,7 +16,7 @@ Ending = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a tracker is told of a run when it begins, from `run.json`."""
+    """What a tracker gets about a run when it begins, from `run.json`."""
 
     path: Path
     """The run directory; a sink may keep files of its own in it, in a folder of its name."""

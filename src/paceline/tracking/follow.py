@@ -243,7 +243,7 @@ def log(text: str, name: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """Leave out what lets somebody in: values of variables named as secrets, users in addresses."""
+    """Remove credentials: values of variables named as secrets, users in addresses."""
     for value in _secrets():
         text = text.replace(value, "***")
     return _USER.sub("***@", text)

@@ -44,7 +44,7 @@ class PassBegun:
     sampler_drops: bool
     loader_drops: bool
     epoch: int
-    """As the sampler was told by set_epoch."""
+    """As passed to the sampler's set_epoch."""
     samples: int
     """Of the whole data set; 0 where it has no length."""
     batches: int = 0

@@ -25,7 +25,7 @@ class Kubectl:
         self._command = (program, *where)
 
     def command(self, *arguments: str) -> list[str]:
-        """Write a whole command, for whoever starts it."""
+        """Give the whole command line, for callers that start it themselves."""
         return [*self._command, *arguments]
 
     def run(self, *arguments: str, content: str | None = None, limit_s: float = _LIMIT_S) -> str:

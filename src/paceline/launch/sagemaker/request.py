@@ -61,7 +61,7 @@ class Submission:
 
     @property
     def time_limit_s(self) -> int:
-        """How long it may run; a day where nobody says it, as with SageMaker itself."""
+        """How long it may run; by default a day, as with SageMaker itself."""
         return int(self.job.time_limit_s or _DAY_S)
 
 

@@ -46,7 +46,7 @@ class SkypilotLauncher(Launcher):
 class SkypilotJob(SubmittedJob):
     """A `sky` command that runs, from the first machine that is rented to the training's end."""
 
-    poll_s = 0.0  # nobody is asked, but a process here
+    poll_s = 0.0  # a local process is polled, not a service
     stop_limit_s = 300.0
 
     def __init__(

@@ -34,7 +34,7 @@ class RequeueDecision:
     """To be kept for the next start."""
     requeue: bool = False
     note: str = ""
-    """What to tell the user; may be empty."""
+    """A message for the user; may be empty."""
 
 
 def decide_requeue(
@@ -86,14 +86,14 @@ def main(argv: Sequence[str]) -> int:
     set_records_aside(run.logs, restarts)
     budget = read_budget(budget_path(run, job_id), run, int(max_restarts))
     code = run_workers(command, run.logs)
-    # Queue the job again, or leave the final exit code for whoever follows it.
+    # Queue the job again, or leave the final exit code for the command that follows it.
     decision = decide_requeue(code, _state(job_id), run.newest_step(), budget)
     if decision.requeue:
         decision = _requeued(decision, budget_path(run, job_id), job_id)
     if decision.note:
         print(f"paceline: {decision.note}", file=sys.stderr, flush=True)
     if not decision.requeue:
-        with suppress(OSError):  # whoever waits then goes by the job's own exit code
+        with suppress(OSError):  # who waits then goes by the job's own exit code
             write_json(ended_path(run, job_id), {"code": code, "restarts": restarts})
     return code
 

@@ -232,7 +232,9 @@ class Agent:
         code = process.wait()
         child.finish()
         self._end_leftovers()
-        readers[0].join()  # nobody holds the other end any more, and all of it has to be told
+        readers[
+            0
+        ].join()  # no process holds the other end any more, and all messages have to be sent
         for reader in readers[1:]:
             reader.join(_ORPHAN_S)
         return code
@@ -270,7 +272,7 @@ class Agent:
         self._outbox.put(encode(message))
 
     def _send_if_room(self, message: Message) -> None:
-        """Send without blocking: the main thread must go on reading whoever reads its output."""
+        """Send without blocking, or drop the message: the main thread must go on reading."""
         with suppress(queue.Full):
             self._outbox.put_nowait(encode(message))
 

@@ -277,7 +277,7 @@ class AttemptCoordinator:
         else:
             text, is_error = str(event.message["text"]), event.kind == "stderr"
             member.last_output = [*member.last_output[-19:], text]
-            if member.info is not None or not is_error:  # an error of the start is told as such
+            if member.info is not None or not is_error:  # errors of the start are reported as such
                 self._show(member.name, text, is_error)
 
     def _handle_message(self, member: Participant, message: Message) -> None:

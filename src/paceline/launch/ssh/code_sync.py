@@ -128,7 +128,7 @@ def _pattern(path: str) -> str:
 
 def _rsync_failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
     code, output = done.returncode, done.stderr or done.stdout
-    # rsync's lines are told apart from the remote shell's, which name the cause.
+    # The remote shell's lines name the cause, not rsync's own.
     of_others = "\n".join(line for line in output.splitlines() if not line.startswith("rsync"))
     broke = code == _STREAM_BROKE
     if code in NO_PROGRAM or (broke and "rsync" in of_others and "not found" in of_others):

@@ -57,7 +57,7 @@ class RemoteProcess:
         return self.connection.host
 
     def send(self, message: Message) -> None:
-        """Send a message; lost without a word where the host is."""
+        """Send a message; dropped silently where the host is lost."""
         self.connection.send({"do": "say", "id": self._name, "message": message})
 
     def end(self, grace_s: float = 0.0) -> None:
@@ -182,7 +182,7 @@ class Connection:
 
         Args:
             timeout_s: After so long without an answer it is lost.
-            over: Once it is set nobody waits any longer.
+            over: Once it is set, this returns.
 
         Returns:
             Whether it is ready; if not, `lost` says why.
@@ -234,7 +234,7 @@ class Connection:
         return remote
 
     def send(self, message: Message) -> None:
-        """Send a message to the agent; lost without a word where the host is."""
+        """Send a message to the agent; dropped silently where the host is lost."""
         if not self.lost:
             with suppress(queue.Full):
                 self._outbox.put_nowait(encode(message))

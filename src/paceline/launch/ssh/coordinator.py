@@ -122,7 +122,7 @@ class _Attempts:
                 attempt += 1
                 self._recovery.rejoin(self._options.min_hosts, self._stop, say)
                 continue
-            # Counted from the progress at the first start, which the hosts have told by now.
+            # Counted from the progress at the first start, which the hosts have reported by now.
             if budget is None:
                 budget = RestartBudget.full(policy.max_restarts, coordinator.newest())
             results, failures = self._finish(coordinator)

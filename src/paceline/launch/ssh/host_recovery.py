@@ -131,7 +131,7 @@ class HostRecovery:
         Args:
             least: How many hosts there must be; it is waited for them.
             stop: The user's wish to stop, which ends the wait.
-            say: Is told of hosts that come, and of waiting.
+            say: Called with a line for the user about hosts that come, and about waiting.
 
         Raises:
             InfrastructureError: There aren't enough in time.

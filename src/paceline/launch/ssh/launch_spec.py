@@ -37,7 +37,7 @@ class LaunchSpec:
     stop: StopGrace = field(default_factory=StopGrace)
     """From a request to stop until workers are killed."""
     hang: HangLimits | None = None
-    """After how long the training hangs; None: nobody looks."""
+    """After how long the training counts as hanging; None: no watchdog."""
 
     def message(self, connection: Connection, attempt: int) -> Message:
         """Write it for one host."""

@@ -88,7 +88,7 @@ def main() -> None:
     stop = spec["stop"]
     assert isinstance(stop, dict)
     interrupts = Interrupts(StopGrace(**stop))
-    with interrupts.caught():  # to the end: what is told last must not be cut off
+    with interrupts.caught():  # to the end: the last message must not be cut off
         try:
             _take_part(spec, LauncherMessages(interrupts), interrupts)
         except PacelineError as error:

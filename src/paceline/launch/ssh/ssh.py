@@ -30,7 +30,7 @@ _SETTINGS = {
     "PermitLocalCommand": "no",
     "RemoteCommand": "none",
     "RequestTTY": "no",
-    "LogLevel": "INFO",  # the forwarded port is told at this level
+    "LogLevel": "INFO",  # ssh prints the forwarded port at this level
 }
 
 

@@ -128,7 +128,7 @@ class Watchdog:
         self, hang: Hang, seen: Observation, stacks: Mapping[int, str]
     ) -> list[WorkerFailure]:
         everyone, own = _everyone(seen), {state.rank for state in seen.own}
-        if everyone[0].rank in own:  # one of several watchdogs tells the user
+        if everyone[0].rank in own:  # one of several watchdogs warns the user
             self._say(write_report(self._report, hang, everyone, stacks))
         return [f for f in failures_of(hang, everyone, stacks) if f.rank in own]
 

@@ -51,7 +51,7 @@ SESSION_LOADER = -1
 @final
 @dataclass
 class Observer:
-    """Records what one worker does. It changes nothing and communicates with nobody.
+    """Records what one worker does. It changes nothing and doesn't communicate.
 
     One object, since an event is told by what came before it: a step by its batch, its draws and
     its backward passes.

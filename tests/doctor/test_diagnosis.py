@@ -38,7 +38,7 @@ class ScriptedLine:
         self._answers: list[Mapping[str, object]] = []
         self.asked: list[Question] = []
 
-    def say(self, message: Question) -> None:
+    def send(self, message: Question) -> None:
         self.asked.append(message)
         found = self._script(self._host, message)
         answer = usual(self._host, message) if found is None else found

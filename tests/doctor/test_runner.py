@@ -47,7 +47,7 @@ def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from paceline.doctor.transport import LocalLine\n"
         "line = LocalLine({'tokens': {}})\n"
-        "line.say({'ask': 'close', 'number': 1})\n"
+        "line.send({'ask': 'close', 'number': 1})\n"
         "line.receive(60)\n"
         "print(line._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -93,7 +93,7 @@ def test_the_tokens_are_in_no_command_line_and_no_environment() -> None:
     tokens = Tokens.made()
     line = LocalLine({"tokens": asdict(tokens)})
     try:
-        line.say({"ask": "close", "number": 1})
+        line.send({"ask": "close", "number": 1})
         line.receive(60)
         place = Path(f"/proc/{line._process.pid}")
         shown = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()

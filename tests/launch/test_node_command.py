@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.launch.cluster import ClusterJob
-from paceline.launch.node_command import NodeRun, label, node_command, run_dir_on, train_words
+from paceline.launch.node_command import NodeRun, label, node_command, run_dir_on, train_command
 from tests.launch.cluster_jobs import a_job
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -34,7 +34,7 @@ def test_the_run_directory_lies_on_the_volume(run_dir: str, placed: str) -> None
 
 
 def words_of(*command: str, workers: int | None = None) -> list[str]:
-    return train_words(a_job(command=("paceline", *command), workers=workers), "/v/r")
+    return train_command(a_job(command=("paceline", *command), workers=workers), "/v/r")
 
 
 def test_the_command_gets_the_nodes_run_directory() -> None:

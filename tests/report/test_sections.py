@@ -132,9 +132,9 @@ def test_cells_are_coloured_by_their_share_of_the_row() -> None:
 
 
 def test_many_classes_are_listed_worst_first() -> None:
-    many = square(sections.MOST_CLASSES + 5)
+    many = square(sections.MAX_CLASSES + 5)
     assert sections.confusion_rows(many) == ()
     table = sections.classes_table(many)
     assert table.rows[0][0] == "c0"  # the others are taken for it
     assert len(sections.mistakes_table(many).rows) == len(many.classes) - 1
-    assert len(sections.confusion_rows(square(sections.MOST_CLASSES))) == sections.MOST_CLASSES
+    assert len(sections.confusion_rows(square(sections.MAX_CLASSES))) == sections.MAX_CLASSES

@@ -32,7 +32,7 @@ def test_a_link_is_found_again(rate: float) -> None:
     fitted = fit_link(VGG, [made(rate, nodes) for nodes in (2, 4, 8)], UNKNOWN)
     assert fitted.network.bandwidth_bytes_per_s == pytest.approx(rate, rel=1e-3)
     assert fitted.by_size == pytest.approx([rate] * 3, rel=1e-3)
-    assert fitted.misfit < 1e-4
+    assert fitted.relative_error < 1e-4
 
 
 def test_with_strong_scaling_each_size_has_a_share_of_the_computation() -> None:
@@ -57,7 +57,7 @@ def gbits(fitted: Fitted) -> float:
 
 
 @pytest.mark.parametrize(
-    ("head", "by_size", "one", "misfit"),
+    ("head", "by_size", "one", "relative_error"),
     [
         (WHOLE, [6.15, 6.97, 5.35], 6.19, 0.087),
         (SMALL, [1.45, 1.64, 1.26], 1.46, 0.087),
@@ -65,7 +65,7 @@ def gbits(fitted: Fitted) -> float:
     ],
 )
 def test_the_link_that_explains_the_ec2_study(
-    head: Sequence[int], by_size: Sequence[float], one: float, misfit: float
+    head: Sequence[int], by_size: Sequence[float], one: float, relative_error: float
 ) -> None:
     """The figures of docs/internals/prediction.md."""
     compute = Compute.of(profile_of(head=head))
@@ -74,15 +74,15 @@ def test_the_link_that_explains_the_ec2_study(
     found = [None if rate is None else rate * 8e-9 for rate in fitted.by_size]
     assert found == pytest.approx(by_size, abs=0.006)
     assert gbits(fitted) == pytest.approx(one, abs=0.006)
-    assert fitted.misfit == pytest.approx(misfit, abs=0.001)
+    assert fitted.relative_error == pytest.approx(relative_error, abs=0.001)
 
 
 @pytest.mark.parametrize(
-    ("head", "rate", "fixed_s", "misfit"),
+    ("head", "rate", "fixed_s", "relative_error"),
     [(WHOLE, 16.8, 87, 0.023), (SMALL, 2.96, 72, 0.007), (SMALLEST, 3.08, 76, 0.009)],
 )
 def test_a_fixed_cost_explains_it_as_well(
-    head: Sequence[int], rate: float, fixed_s: float, misfit: float
+    head: Sequence[int], rate: float, fixed_s: float, relative_error: float
 ) -> None:
     """Better even: two numbers fit four epochs. Which one it was can't be told from them."""
 
@@ -100,14 +100,14 @@ def test_a_fixed_cost_explains_it_as_well(
 
         best = lowest(apart, math.log(1e4), math.log(1e13))
         network = replace(UNKNOWN.network, bandwidth_bytes_per_s=math.exp(best))
-        return Fitted(network=network, misfit=apart(best), by_size=())
+        return Fitted(network=network, relative_error=apart(best), by_size=())
 
     most_s = 0.999 * min(EPOCHS_S.values())
-    best_s = lowest(lambda seconds: network_for(seconds).misfit, 0.0, most_s)
+    best_s = lowest(lambda seconds: network_for(seconds).relative_error, 0.0, most_s)
     fitted = network_for(best_s)
     assert gbits(fitted) == pytest.approx(rate, rel=0.01)
     assert best_s == pytest.approx(fixed_s, abs=0.5)
-    assert fitted.misfit == pytest.approx(misfit, abs=0.001)
+    assert fitted.relative_error == pytest.approx(relative_error, abs=0.001)
 
 
 def test_the_page_has_the_studys_figures_and_what_follows_from_them() -> None:

@@ -174,7 +174,7 @@ def test_a_band_holds_its_prediction_and_is_the_same_each_time() -> None:
 
 def test_bands_are_wider_the_less_is_known() -> None:
     def width(profile: StepProfile, nodes: int, doubt: float = 0.1) -> float:
-        assumed = replace(FREE, link_doubt=doubt, library="gloo")
+        assumed = replace(FREE, link_uncertainty=doubt, library="gloo")
         band = predict_band(profile, PLAIN, nodes, 1, STUDY, assumed=assumed).efficiency
         return (band.high - band.low) / band.low
 

@@ -8,7 +8,7 @@ import pytest
 from paceline.gradient_sync.cost_model import Machine
 from paceline.gradient_sync.options import SyncOptions
 from paceline.results.profile import EpochCosts, Spread, StepProfile, WorkerTime
-from paceline.scaling.forecast import Projection, Question, project
+from paceline.scaling.forecast import ForecastRequest, Projection, project
 from paceline.scaling.options import PredictOptions
 from paceline.scaling.prediction import Assumptions
 from paceline.scaling.prediction_inputs import NetworkLink, stated_link
@@ -35,7 +35,7 @@ def projection(
     assumed = more.pop("assumed", Assumptions(machine=Machine(memory_bytes_per_s=2e11)))
     assert isinstance(assumed, Assumptions)
     return project(
-        Question(
+        ForecastRequest(
             profile=profile,
             link=link(speed, round_trip),
             nodes=tuple(nodes),
@@ -214,8 +214,8 @@ def test_steps_are_chosen_beyond_a_delay_that_was_given(delay: int, every: int) 
 
 def test_steps_that_were_given_arent_chosen() -> None:
     asked = PredictOptions(methods="local", sync_every=8).chosen_methods()
-    question = Question(
+    request = ForecastRequest(
         profile=VGG, link=link(STUDY), nodes=(8,), methods=asked, assumed=Assumptions(draws=2)
     )
-    (forecast,) = project(question).forecasts
+    (forecast,) = project(request).forecasts
     assert forecast.method == SyncOptions(sync="local", sync_every=8)

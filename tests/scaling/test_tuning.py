@@ -170,7 +170,7 @@ def test_which_pairs_are_enough(
     ratios: tuple[float, ...], *, hopeless: bool, settled: bool
 ) -> None:
     gain = Gain(ratios=ratios)
-    assert (gain.is_hopeless, gain.is_settled) == (hopeless, settled)
+    assert (gain.should_prune, gain.is_settled) == (hopeless, settled)
 
 
 def test_what_starts_later_pays_in_long_trainings() -> None:

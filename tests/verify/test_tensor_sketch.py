@@ -8,9 +8,9 @@ from torch import nn
 
 from paceline.verify.tensor_sketch import (
     content_hashes,
+    contents_match,
     distance,
     identity,
-    look_alike,
     mark,
     relative_distance,
 )
@@ -87,9 +87,9 @@ def test_padding_changes_no_sample(value: int, end: bool) -> None:
 
     for one, other in ((0, 2), (1, 3), (3, 0)):
         pairs = zip(content_hashes(batch(one), 2), content_hashes(batch(other), 2), strict=True)
-        assert all(look_alike(a, b) for a, b in pairs), (one, other)
+        assert all(contents_match(a, b) for a, b in pairs), (one, other)
     first, second = content_hashes(batch(1), 2)
-    assert not look_alike(first, second)
+    assert not contents_match(first, second)
     assert (identity(first) == identity(content_hashes(batch(3), 2)[0])) == (value == 0)
 
 
@@ -98,6 +98,6 @@ def test_a_moved_image_looks_otherwise() -> None:
     image[:, 1, 1] = 0.5
     for shape in ((1, 4, 4), (1, 1, 4, 4), (1, 16)):
         one, moved = image.reshape(shape), image.roll(1, -2).reshape(shape)
-        assert not look_alike(content_hashes(one, 1)[0], content_hashes(moved, 1)[0])
-    assert look_alike("aa", "aa")
-    assert not look_alike("aa", "bb")
+        assert not contents_match(content_hashes(one, 1)[0], content_hashes(moved, 1)[0])
+    assert contents_match("aa", "aa")
+    assert not contents_match("aa", "bb")

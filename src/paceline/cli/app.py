@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: Exception) -> int:
-    """Tell of an exception that no command has foreseen, and give the exit code."""
+    """Report an exception that no command has handled, and give the exit code."""
     if message := _misuse(error):
         text = shortened(printable(message))
         print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
@@ -147,6 +147,7 @@ def _dispatch(tokens: list[str]) -> int:
         text = printable(shortened(unknown_name(name, COMMANDS, "command")))
         print(fitting(f"paceline: {text}", sys.stderr), file=sys.stderr)
         return ExitCode.USAGE
+    # Only the subcommand's own module is imported, so that it starts quickly.
     run = importlib.import_module(f"{_MODULES}.{name}").main
     code: int = ExitCode.DONE
     with suppress(HelpShown):

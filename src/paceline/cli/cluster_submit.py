@@ -24,7 +24,7 @@ _SHARED = ("tag",)
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterChoice:
-    """What was said about where a training is to go."""
+    """What the command line says about where a training runs."""
 
     hosts: HostsOptions
     cluster: ClusterOptions
@@ -83,7 +83,7 @@ def cluster_options() -> tuple[OptionField, ...]:
 
 
 def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
-    """Take these options out of what was given.
+    """Split the options of hosts and clusters off the others.
 
     Raises:
         UsageError: A value is out of range.

@@ -38,6 +38,7 @@ def show_plan(launch: Launch) -> int:
     if launch.is_new:
         launch.run.check_new()
     workers = _workers(launch)
+    # Data and memory are known where the job can be built without fetching anything.
     job, why = _job(launch)
     lines = [("job", why)]
     if job is not None:
@@ -120,6 +121,7 @@ def training_bytes(model: "nn.Module", config: TrainConfig) -> tuple[int, int, i
 
     from paceline.optim.build import build_optimizer
 
+    # On the meta device nothing is allocated. One step has the optimizer create its state.
     model = model.to("meta")
     parameters = list(model.parameters())
     optimizer = build_optimizer(config.optim, model.named_parameters(), config.optim.lr)

@@ -97,7 +97,7 @@ class Output:
             )
 
     def sent_on(self) -> list[str]:
-        """Give the words by which a command that runs elsewhere says as little."""
+        """Give the options by which the same command, run elsewhere, prints as much."""
         return ["--quiet"] if self.quiet else []
 
     def print_end(self, run: RunDirectory, code: int) -> None:

@@ -10,9 +10,9 @@ FAR = 3.0
 """A link with more than so many times the usual round-trip is slow."""
 _MEASURABLE_PER_S = 1.25e9
 """Beyond 10 Gbit/s the processors set the pace of the measurement rather than the network."""
-_LEAST_FAR_S = 0.0003
-"""Differences of less than this matter to nobody."""
-_MEASURING_S, _LEAST_S, _MOST_S = 20.0, 0.15, 0.5
+_MIN_FAR_S = 0.0003
+"""Smaller differences don't matter."""
+_MEASURING_S, _MIN_S, _MAX_S = 20.0, 0.15, 0.5
 
 Pair = tuple[str, str]
 
@@ -60,14 +60,14 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     The circle method of tournaments: one host stays, the others turn. With N hosts there are N - 1
     rounds, N of them where N is odd.
     """
-    seats: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     found = []
-    for _ in range(len(seats) - 1):
-        # Opposite seats meet; then all but the first move on by one.
-        half = len(seats) // 2
-        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+    for _ in range(len(circle) - 1):
+        # Hosts opposite each other are paired; then all but the first move on by one.
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
         found.append([(a, b) for a, b in pairs if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]
     return found
 
 
@@ -75,7 +75,7 @@ def measuring_s(hosts: int) -> float:
     """Say for how long each measurement may last, so that all of them end in reasonable time."""
     # Each round has two directions, each measured with one stream and with several.
     games = 4 * max(1, hosts - 1 + hosts % 2)
-    return min(_MOST_S, max(_LEAST_S, _MEASURING_S / games))
+    return min(_MAX_S, max(_MIN_S, _MEASURING_S / games))
 
 
 def slow_links(links: Sequence[HostLink]) -> list[Slow]:
@@ -94,7 +94,7 @@ def _compared(link: HostLink, usual_rate: float, usual_time: float) -> Slow:
     rate, time = link.best_bytes_per_s, link.round_trip_s
     # A round trip has to be longer by a factor and by a time: tiny ones differ without meaning.
     is_slow = rate is not None and rate < SLOW * usual_rate
-    is_far = time is not None and time > max(FAR * usual_time, usual_time + _LEAST_FAR_S)
+    is_far = time is not None and time > max(FAR * usual_time, usual_time + _MIN_FAR_S)
     return Slow(
         link=link,
         share=rate / usual_rate if rate is not None and is_slow else None,

@@ -13,7 +13,7 @@ class CheckResult:
     """One line of what was found."""
 
     hosts: tuple[str, ...]
-    """Whom it concerns: one host, a pair, several, or all."""
+    """What it is about: one host, a pair, several, or all."""
     what: str
     """One word or two: `versions`, `ports`, `memory` …"""
     state: State

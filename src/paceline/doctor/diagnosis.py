@@ -12,7 +12,7 @@ from typing import final
 from paceline.doctor.bandwidth import HostLink, Pair, measuring_s, rounds
 from paceline.doctor.check_result import CheckResult, fault, has_fault
 from paceline.doctor.checks.gpus import check_gpus, check_same_gpus
-from paceline.doctor.checks.machine import Wants, check_machine, workers_on
+from paceline.doctor.checks.machine import Requirements, check_machine, workers_on
 from paceline.doctor.checks.network import (
     check_address,
     check_addresses,
@@ -57,7 +57,7 @@ class DiagnosisRequest:
     interface: str | None = None
     loader_workers: int = 2
     recipe: Mapping[str, object] | None = None
-    """As `probes.data.Asked`; None: no recipe was named."""
+    """As `probes.storage.DataRequest`; None: no recipe was named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,19 +145,19 @@ class Examination:
         self._note_problems("facts", problems)
         slots = {host.name: host.slots for host in self._pool.hosts}
         on_gpus = self._diagnosis_request.on_gpus
-        seats = {h: workers_on(f, slots.get(h), on_gpus) for h, f in self._facts.items()}
+        workers = {h: workers_on(f, slots.get(h), on_gpus) for h, f in self._facts.items()}
         for host, facts in self._facts.items():
-            wants = Wants(
-                workers=seats[host][0],
-                on_gpus=seats[host][1],
+            required = Requirements(
+                workers=workers[host][0],
+                on_gpus=workers[host][1],
                 loader_workers=self._diagnosis_request.loader_workers,
-                world_size=sum(number for number, _ in seats.values()),
+                world_size=sum(number for number, _ in workers.values()),
                 has_recipe=self._diagnosis_request.recipe is not None,
             )
             if len(self._facts) > 1:
                 self._findings += check_name(host, facts)
-            self._findings += check_machine(host, facts, wants)
-            self._findings += check_gpus(host, facts.gpus, wants)
+            self._findings += check_machine(host, facts, required)
+            self._findings += check_gpus(host, facts.gpus, required)
         # Check the hosts against one another.
         self._findings += check_congestion(self._facts)
         self._findings += check_versions(self._facts)

@@ -178,6 +178,7 @@ def choose_address(
         known = next((known for known in facts.interfaces if known.name == interface), None)
         address = known.addresses[0] if known is not None else ""
         return AddressChoice(address=address, chosen_by=f"--interface {interface}", interface=known)
+    # Without --interface: the first candidate that is one of the host's own, and not loopback.
     own = [a for known in facts.interfaces for a in known.addresses if not is_loopback(a)]
     candidates: list[tuple[str | None, str]] = [
         (given, "the hostfile"),

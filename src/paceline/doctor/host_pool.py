@@ -66,24 +66,26 @@ class HostPool:
         Returns:
             Answers, and why there is none, by host.
         """
+        # Send to all before waiting for any. The number tells late answers to earlier ones apart.
         questioned = [host for host in self.hosts if host.name in questions]
         self._questions += 1
         for host in questioned:
-            host.line.say({"number": self._questions, **questions[host.name]})
+            host.line.send({"number": self._questions, **questions[host.name]})
+        # Collect the answers; all hosts share one deadline.
         answers: Answers = {}
         problems: dict[str, str] = {}
         deadline_s = time.monotonic() + timeout_s
         for host in questioned:
             try:
-                said = _answer(host.line, self._questions, deadline_s)
+                reply = _answer(host.line, self._questions, deadline_s)
             except InfrastructureError as error:
                 host.lost = problems[host.name] = str(error)
                 continue
-            found = said.get("answer")
-            if isinstance(found, Mapping):
-                answers[host.name] = found
+            answer = reply.get("answer")
+            if isinstance(answer, Mapping):
+                answers[host.name] = answer
             else:
-                problems[host.name] = str(said.get("problem", "it didn't understand"))
+                problems[host.name] = str(reply.get("problem", "it didn't understand"))
         return answers, problems
 
     def query_all(
@@ -95,6 +97,6 @@ class HostPool:
 
 def _answer(line: ProbeTransport, number: int, deadline_s: float) -> Mapping[str, object]:
     while True:
-        said = line.receive(max(0.05, deadline_s - time.monotonic()))
-        if said.get("number") == number:
-            return said
+        reply = line.receive(max(0.05, deadline_s - time.monotonic()))
+        if reply.get("number") == number:
+            return reply

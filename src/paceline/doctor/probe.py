@@ -31,8 +31,8 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Whom to connect to."""
+class ContactRequest:
+    """A request to connect to other hosts' probes."""
 
     peers: tuple[client.Peer, ...] = ()
     mtu: int = 1500
@@ -54,7 +54,7 @@ class Probe:
     """Answers questions; keeps what listens between them."""
 
     def __init__(self, tokens: Tokens, work: Path, place: str) -> None:
-        """Store where it is.
+        """Prepare; `answer` answers.
 
         Args:
             tokens: By which probes know each other.
@@ -98,10 +98,11 @@ class Probe:
     def _facts(self, question: Question) -> Answer:
         unknown: dict[str, str] = {}
 
+        # One part that can't be read doesn't hide the others: it is named among the unknown.
         def facts_or(name: str, read: Callable[[], Part], default: Part) -> Part:
             try:
                 return read()
-            except Exception as error:  # noqa: BLE001  # one part that fails doesn't hide the others
+            except Exception as error:  # noqa: BLE001  # whatever a library raises
                 unknown[name] = f"{type(error).__name__}: {error}"
                 return default
 
@@ -138,14 +139,14 @@ class Probe:
         return {"ports": self._listener.ports, "datagram_port": self._listener.datagram_port}
 
     def _contacts(self, question: Question) -> Answer:
-        meeting = read_dataclass(Meeting, question)
+        request = read_dataclass(ContactRequest, question)
 
         def contact(peer: client.Peer) -> Contact:
-            return client.contact(peer, self._tokens, meeting.mtu)
+            return client.contact(peer, self._tokens, request.mtu)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = list(pool.map(contact, meeting.peers))
-        pairs = zip(meeting.peers, found, strict=True)
+            found = list(pool.map(contact, request.peers))
+        pairs = zip(request.peers, found, strict=True)
         return {peer.name: asdict(contact) for peer, contact in pairs}
 
     def _measure(self, question: Question) -> Answer:

@@ -1,4 +1,4 @@
-"""Goes to the hosts: starts a probe on each, has them examined, and leaves nothing behind."""
+"""Starts a probe on each host, has the hosts examined, and leaves nothing behind on them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +30,7 @@ class TrainingPlace:
     """Where run directories go, from there."""
 
     def payload(self, directory: str | None = None) -> dict[str, object]:
-        """Write what a probe is told first."""
+        """Write the first message to a probe."""
         return {"directory": directory or self.directory, "place": self.runs}
 
 
@@ -87,8 +87,8 @@ def examine_hosts(
             if host.name not in lost
         ]
         found = Examination(HostPool(pooled), request, say).run()
-        said = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
-        apart = tuple(check_launcher(said, __version__))
+        versions = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
+        apart = tuple(check_launcher(versions, __version__))
         found = replace(found, findings=(*apart, *found.findings))
         return _with_lost(found, hosts, lost)
 

@@ -10,7 +10,7 @@ from paceline.options.text import wrapped
 
 _WIDTH = 80
 _STATE, _WHAT = 9, 15
-_MOST_COLUMNS, _CELL = 8, 9
+_MAX_COLUMNS, _CELL = 8, 9
 _LISTED = 12
 _NAMED = 3
 
@@ -59,7 +59,7 @@ def _lines(found: CheckResult, whom: str) -> Iterator[str]:
 
 
 def _whom(found: CheckResult, everybody: Sequence[str]) -> str:
-    """Say of which hosts the same was found; empty for one."""
+    """List the hosts that a finding is about; empty for one."""
     if len(found.hosts) == 1:
         return ""
     if set(found.hosts) >= set(everybody) or (found.state == "ok" and len(found.hosts) > _NAMED):
@@ -78,7 +78,7 @@ def _ways(diagnosis: Diagnosis) -> str:
         {found.link for found in slow if found.times is not None},
     )
     hosts = [h for h in diagnosis.hosts if any(h in (k.source, k.target) for k in links)]
-    if len(hosts) <= _MOST_COLUMNS:
+    if len(hosts) <= _MAX_COLUMNS:
         return _tables(links, hosts, marks)
     ordered = sorted(links, key=lambda link: link.best_bytes_per_s or 0.0)
     lines = [
@@ -98,6 +98,7 @@ def _tables(
     links: Sequence[HostLink], hosts: Sequence[str], marks: tuple[set[HostLink], set[HostLink]]
 ) -> str:
     known = {(link.source, link.target): link for link in links}
+    # Long names become numbers, explained in a legend.
     short = all(len(host) < _CELL for host in hosts)
     names = {host: host if short else f"[{n}]" for n, host in enumerate(hosts)}
     left = max(map(len, names.values()))

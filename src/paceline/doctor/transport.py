@@ -21,10 +21,10 @@ _TAIL_LINES = 20
 
 
 class ProbeTransport(Protocol):
-    """A probe's line to the doctor."""
+    """A connection between the doctor and one probe; a JSON object a line."""
 
-    def say(self, message: Message) -> None:
-        """Send a message; lost without a word where the probe is gone."""
+    def send(self, message: Message) -> None:
+        """Send a message; dropped silently where the probe is gone."""
 
     def receive(self, timeout_s: float) -> Message:
         """Wait for its next message.
@@ -44,7 +44,7 @@ class RemoteLine:
     def __init__(self, remote: RemoteProcess) -> None:
         self._remote = remote
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
         self._remote.send(message)
 
@@ -87,9 +87,9 @@ class LocalLine:
         ]
         for thread in self._threads:
             thread.start()
-        self.say(payload)
+        self.send(payload)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
         assert self._process.stdin is not None
         with suppress(OSError):

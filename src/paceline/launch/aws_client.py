@@ -1,4 +1,4 @@
-"""Calls to AWS, by boto3: what fails becomes one line that says what to do."""
+"""Calls AWS through boto3, and turns its errors into one line that says what to do."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _STRANGERS = (
     "UnrecognizedClientException",
     "OptInRequired",
 )
-_MOST_CHARACTERS = 300  # of a page that some proxy answers instead
+_MAX_CHARACTERS = 300  # of a page that some proxy answers instead
 _PERMISSION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)")
 _CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
@@ -114,7 +114,7 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
         ) from error
     try:
         session = boto3.Session(region_name=region)
-        # Found here, so that a missing profile is told before anything is called.
+        # Found here, so that a missing profile is reported before anything is called.
         credentials = session.get_credentials()
     except BotoCoreError as error:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error
@@ -163,5 +163,5 @@ def _failure(service: str, operation: str, error: Exception) -> PacelineError:
 
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
-    reason = " ".join(str(error).split())[:_MOST_CHARACTERS]
+    reason = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return InfrastructureError(f"AWS couldn't be asked ({service} {operation}): {reason}")

@@ -39,7 +39,7 @@ class SubmittedJob(ABC):
     """Seconds that the job may take to end, once it was asked to."""
 
     def __init__(self, name: str, stop_command: str, after_detaching: str | None = "") -> None:
-        """Note what is said of it.
+        """Store how the job is named in messages.
 
         Args:
             name: By which users of the cluster know it, such as `job/paceline-digits-3fa9c`.

@@ -1,4 +1,4 @@
-"""A command that runs beside this one: its output is read without a wait."""
+"""A child process whose output is read without blocking, such as `kubectl logs --follow`."""
 
 import codecs
 import os
@@ -16,18 +16,18 @@ class ChildCommand:
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         *,
         is_read: bool = False,
     ) -> None:
         """Start it.
 
         Args:
-            words: The command.
+            command: The command.
             is_read: Whether `read` gives its output; else it goes where ours goes.
         """
         self._process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if is_read else None,
             start_new_session=True,
@@ -50,7 +50,7 @@ class ChildCommand:
                 piece = os.read(descriptor, _PIECE_BYTES)
             except BlockingIOError:
                 return text
-            # End of file, told once the rest has been given.
+            # End of file: reported once the rest has been given.
             if not piece:
                 return text or None
             text += self._decoder.decode(piece)

@@ -91,6 +91,10 @@ def environment_for(environment: Mapping[str, str], options: type) -> dict[str, 
         environment: Of this process.
         options: The dataclass of the launcher's options.
     """
-    said_here = {option.name for part in (ClusterOptions, options) for option in fields(part)}
-    dropped = {f"PACELINE_{name.upper()}" for name in (*said_here, "on", "workers", "max_restarts")}
+    launcher_options = {
+        option.name for part in (ClusterOptions, options) for option in fields(part)
+    }
+    dropped = {
+        f"PACELINE_{name.upper()}" for name in (*launcher_options, "on", "workers", "max_restarts")
+    }
     return {name: value for name, value in environment.items() if name not in dropped}

@@ -1,4 +1,4 @@
-"""Starts a training on a node of a cluster, or goes on with it where this job had begun it before.
+"""Starts a training on a node of a cluster, or resumes it where this job has started it before.
 
 Run in the node's container as `python3 -P -m paceline.launch.continuing`; becomes `paceline`.
 Clusters start a failed or preempted node's command again as it is, without saying so.
@@ -25,15 +25,15 @@ WAIT_FOR_HOST_S = 300.0
 _POLL_S = 2.0
 
 
-def main(words: Sequence[str]) -> int:
-    """Become the training's command. Returns, with an exit code, only where that can't be.
+def main(argv: Sequence[str]) -> int:
+    """Replace this process by the training's command. Returns an exit code only where that failed.
 
     Args:
-        words: Options of this program, `--`, and the words of the `paceline` command.
+        argv: Options of this program, `--`, and the words of the `paceline` command.
     """
     signal.signal(signal.SIGTERM, _leave)  # process 1 of a container ignores it otherwise
-    at = words.index("--")  # a script's own arguments follow a second one
-    options, command = _parser().parse_args(list(words[:at])), list(words[at + 1 :])
+    at = argv.index("--")  # a script's own arguments follow a second one
+    options, command = _parser().parse_args(list(argv[:at])), list(argv[at + 1 :])
     host = next((os.environ[name] for name in _HOST_VARIABLES if name in os.environ), options.host)
     # Wait for rank 0's host: it may start later than this one.
     if host and not wait_for_host(host, options.wait_s):
@@ -93,7 +93,7 @@ def _read_mark(mark: Path) -> tuple[int, int]:
 
 
 def resuming(command: Sequence[str], run_dir: str) -> list[str]:
-    """Turn `train RECIPE ...` or `run SCRIPT ...` into the command that goes on with it.
+    """Turn `train RECIPE ...` or `run SCRIPT ...` into the command that resumes it.
 
     Its options stay: `paceline resume` refuses those that would change what is trained.
 
@@ -107,11 +107,11 @@ def resuming(command: Sequence[str], run_dir: str) -> list[str]:
     return ["resume", run_dir, *without_option(options, "--run-dir")]
 
 
-def without_option(words: Sequence[str], flag: str) -> list[str]:
+def without_option(command: Sequence[str], flag: str) -> list[str]:
     """Take an option with its value out of a command line."""
     kept: list[str] = []
     skip = False
-    for word in words:
+    for word in command:
         if skip:
             skip = False
         elif word == flag:

@@ -88,7 +88,7 @@ class _Following:
     def to_the_end(self) -> Outcome:
         """Follow it."""
         while True:
-            outcome = self._pass_on_signals() or self._look()
+            outcome = self._pass_on_signals() or self._poll()
             if outcome is not None:
                 return outcome
             time.sleep(LOOK_S)
@@ -115,7 +115,7 @@ class _Following:
                 raise self._job.lost(str(error)) from error
         return None
 
-    def _look(self) -> Outcome | None:
+    def _poll(self) -> Outcome | None:
         """Show what is new, and ask how the job is where that is due."""
         try:
             # Output at every look, the state every `poll_s` seconds.
@@ -142,7 +142,7 @@ class _Following:
         return None
 
     def _tolerate(self, error: InfrastructureError) -> None:
-        """Bear with a cluster that doesn't answer, for a while, unless the user wants to leave.
+        """Ignore for a while that a cluster doesn't answer, unless the user wants to leave.
 
         Raises:
             JobLostError: The while is over.

@@ -1,4 +1,4 @@
-"""What a worker is doing right now, in memory that another process can read at any time."""
+"""A worker's heartbeat: its step and operation, in shared memory that other processes can read."""
 
 import mmap
 import os
@@ -35,7 +35,7 @@ A training that is killed there loses its epoch."""
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A note as another process reads it."""
+    """A worker's heartbeat, as another process reads it."""
 
     step: int | None = None
     """The step that is being computed; None before the first."""
@@ -66,7 +66,7 @@ class Reading:
 
 @final
 class StepNote:
-    """What this worker is doing right now, for whoever watches it from outside its interpreter.
+    """A worker's own heartbeat: what it is doing right now, for processes that watch it.
 
     Setting a field writes a few bytes of shared memory, which can still be read when the worker
     hangs or was killed. Cheap enough for every step (under a microsecond).

@@ -7,7 +7,7 @@ from typing import final
 
 @final
 class Answer:
-    """One JSON value of an answer. What is missing reads as empty, as AWS means it."""
+    """One JSON value, read by type. A missing field reads as empty, since AWS leaves those out."""
 
     def __init__(self, content: object) -> None:
         self._content = content

@@ -1,4 +1,4 @@
-"""What a cluster runs on each node: the words, and the names that a cluster takes. Pure."""
+"""Builds the command that a cluster runs on each node, and names that clusters accept. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ from paceline.launch.continuing import without_option
 
 CONTINUING = ("-P", "-m", "paceline.launch.continuing")
 _RUN_DIR, _WORKERS = "--run-dir", "--workers"
-_MOST_OF_A_LABEL = 63
+_MAX_LABEL_LENGTH = 63
 _BY_WEIGHT = (ExitCode.JOB, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRun:
-    """One node's share of a job, where its files lie."""
+    """What one node's command needs to know: the submission, and where the run directory is."""
 
     submission: str
     """Told apart from every other submission, also of a job of the same name."""
@@ -33,24 +33,24 @@ class NodeRun:
 
 def node_command(job: ClusterJob, run: NodeRun, python: str = "python3") -> list[str]:
     """Write what each node runs: `paceline train`, or `resume` where this job had begun it."""
-    words = [python, *CONTINUING, _RUN_DIR, run.run_dir, "--submission", run.submission]
+    command = [python, *CONTINUING, _RUN_DIR, run.run_dir, "--submission", run.submission]
     if run.host:
-        words += ["--host", run.host]
+        command += ["--host", run.host]
     if run.max_restarts is not None:
-        words += ["--max-restarts", str(run.max_restarts)]
+        command += ["--max-restarts", str(run.max_restarts)]
     if job.shared:
-        words.append("--shared")
+        command.append("--shared")
     if job.resume:
-        words.append("--resume")
-    return [*words, "--", *train_words(job, run.run_dir)]
+        command.append("--resume")
+    return [*command, "--", *train_command(job, run.run_dir)]
 
 
-def train_words(job: ClusterJob, run_dir: str) -> list[str]:
+def train_command(job: ClusterJob, run_dir: str) -> list[str]:
     """Give the command's words after `paceline`, with the node's run directory and workers."""
-    words = list(job.command)
-    if words[:1] == ["paceline"]:
-        del words[0]
-    head, own = words[:2], words[2:]
+    command = list(job.command)
+    if command[:1] == ["paceline"]:
+        del command[0]
+    head, own = command[:2], command[2:]
     # A script's own arguments stay behind Paceline's options, whatever they are called.
     script = own[own.index("--") :] if "--" in own else []
     options = without_option(own[: len(own) - len(script)], _RUN_DIR)
@@ -69,7 +69,7 @@ def run_dir_on(volume: str, run_dir: str) -> str:
     return str(root / (path.name if path.is_absolute() else path))
 
 
-def label(name: str, submission: str, most: int = _MOST_OF_A_LABEL) -> str:
+def label(name: str, submission: str, most: int = _MAX_LABEL_LENGTH) -> str:
     """Make a name that DNS, and so a cluster, takes (RFC 1123), different for each submission.
 
     Args:
@@ -104,5 +104,5 @@ def exit_code_of_nodes(codes: Iterable[int | None]) -> int:
     return next((int(code) for code in _BY_WEIGHT if code in found), ExitCode.INFRASTRUCTURE)
 
 
-def _has(words: Sequence[str], flag: str) -> bool:
-    return any(word == flag or word.startswith(f"{flag}=") for word in words)
+def _has(command: Sequence[str], flag: str) -> bool:
+    return any(word == flag or word.startswith(f"{flag}=") for word in command)

@@ -1,4 +1,4 @@
-"""What processes do about one another: end with their parent, adopt orphans, free what they shared.
+"""Lifetimes of processes: end with the parent, adopt orphans, free the shared memory they leave.
 
 Loader processes pass batches on in shared memory. torch has a process of its own that frees it and
 removes its directory 2 s after the last loader process has ended. A command that is over doesn't

@@ -34,7 +34,7 @@ class StopGrace:
     most_s: float = MOST_STOP_S
 
     def for_workers(self, workers: Iterable[StoppingWorker], *, is_late: bool = False) -> float:
-        """Settle it by what the workers need.
+        """Compute it from what the workers need.
 
         Args:
             workers: All of them.
@@ -66,7 +66,7 @@ class Policy:
     max_restarts: int = 0
     """Restarts allowed in a row without progress."""
     hang: HangLimits | None = None
-    """After how long it counts as hanging; None: nobody looks."""
+    """After how long it counts as hanging; None: no watchdog."""
     stop: StopGrace = field(default_factory=StopGrace)
 
 

@@ -74,7 +74,7 @@ def _semaphores_of(path: Path) -> str:
 
 
 def _base() -> Path | None:
-    """Make sure of the user's directory; None where somebody else has made it."""
+    """Make the user's directory, or check it; None where it belongs to another user."""
     top = tempfile.gettempdir()
     if len(os.fsencode(top)) > _LONGEST:
         top = _SHORT
@@ -89,7 +89,7 @@ def _base() -> Path | None:
 
 
 def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
-    """Remove what the dead have left, and make a directory with a lock.
+    """Remove directories of processes that were killed, and make one with a lock.
 
     Returns:
         The directory and the files that hold its locks as long as they are open; None where files
@@ -98,7 +98,7 @@ def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
     if base is None:
         return None
     # By each new process, since one that was killed cleans up nothing itself.
-    _sweep(base)
+    _remove_stale(base)
     for _ in range(_TRIES):
         path = base / secrets.token_hex(4)
         with suppress(OSError):
@@ -110,12 +110,12 @@ def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:
 
 
 def _new_lock(path: Path) -> int | None:
-    """Lock a new file beside a directory's path; None where another has swept it away before."""
+    """Lock a new file beside a directory's path; None where another process removed it."""
     name = path.with_suffix(_LOCK)
     lock = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Between open and flock another process may have swept the file away; its name then belongs
+        # Between open and flock another process may have removed the file; its name then belongs
         # to another file or none, and this lock protects nothing.
         if os.path.samestat(os.fstat(lock), name.stat()):
             return lock
@@ -136,7 +136,7 @@ def _keep(path: Path) -> int:
     return held
 
 
-def _sweep(base: Path) -> None:
+def _remove_stale(base: Path) -> None:
     """Remove the directories whose owners are gone, and with them their locks."""
     for name in base.glob(f"*{_LOCK}"):
         with suppress(OSError):
@@ -158,7 +158,7 @@ def _unlink_semaphores(path: Path) -> None:
 
 
 def _remove(path: Path, locks: tuple[int, int], shared: dict[str, str | None]) -> None:
-    # While the lock is held: nobody else sweeps the same directory meanwhile.
+    # While the lock is held: no other process removes the same directory meanwhile.
     _remove_both(path)
     for lock in locks:
         os.close(lock)

@@ -106,7 +106,7 @@ class StopRequests:
 
 @contextmanager
 def stop_requests(*, hangup: bool) -> Iterator[StopRequests]:
-    """Count signals in the block instead of ending by them.
+    """Count signals while the block runs; none ends the process.
 
     Args:
         hangup: Whether SIGHUP is one of them; else it ends the process as usual.
@@ -129,7 +129,7 @@ class Stoppable(Protocol):
         """
 
     def kill(self) -> None:
-        """Order to kill at once."""
+        """Kill all workers at once."""
 
 
 class InterruptedStartError(BaseException):

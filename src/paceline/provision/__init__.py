@@ -1,1 +1,1 @@
-"""Machines made and deleted."""
+"""Creates and deletes machines to train on."""

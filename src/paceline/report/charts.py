@@ -27,7 +27,7 @@ class Series:
 
     label: str
     role: Role
-    """Chooses colour and stroke."""
+    """Chooses colour and line style."""
     values: tuple[float, ...]
     """One for each place; NaN leaves a gap."""
     last: str
@@ -174,6 +174,7 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
         if alone and each.slug == "communication":
             continue
         plan = replace(each, title=each.title.format(report.unit.capitalize()))
+        # Over steps where these were recorded within epochs, else over epochs.
         if plan.large and report.steps.has(plan.columns[0][0]):
             charts.append(_step_chart(plan, report, marks, best))
         elif any(metrics.has(name) for name, _, _ in plan.columns):
@@ -256,11 +257,13 @@ def _chart(plan: _Plan, metrics: Metrics, marks: tuple[Mark, ...], best: int | N
 def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: int | None) -> Chart:
     """Draw training over its steps, and each epoch's validation as a point at its last step."""
     steps, metrics = report.steps, report.metrics
+    # Training: a point per row of steps.csv, thinned out.
     rows = thin(len(steps), MAX_POINTS)
     trained = _series(plan, steps, plan.columns[0], rows)
     between = middles(steps.column("step"), whole=True)
     series = [replace(trained, places=tuple(between[i] for i in rows))]
     highlight = None
+    # Validation: a point per epoch, at its last step; the best one is highlighted.
     if metrics.has(plan.columns[1][0]):
         epochs = thin(len(metrics), MAX_POINTS, () if best is None else (best,))
         evaluated = _series(plan, metrics, plan.columns[1], epochs)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COUNTS_UP_TO = 20  # More classes than this leave no room for numbers in the cells.
-_MOST_LABELS = 34
+_MAX_LABELS = 34
 
 _RIGHT = np.array([11, 92, 173]) / 255
 _WRONG = np.array([196, 66, 8]) / 255
@@ -127,7 +127,7 @@ def _shades(counts: np.ndarray) -> np.ndarray:
 
 
 def _label_classes(axes: "Axes", names: Sequence[str]) -> None:
-    every = math.ceil(len(names) / _MOST_LABELS)
+    every = math.ceil(len(names) / _MAX_LABELS)
     places = range(0, len(names), every)
     labels = [shorten(names[i]) for i in places]
     size = 9 if len(labels) <= 20 else 7

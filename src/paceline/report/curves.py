@@ -41,7 +41,7 @@ _COLOUR: dict[Role, str] = {
 }
 _STROKE: dict[Role, float] = {"train": 1.4, "validation": 2.0, "single": 1.8, "part": 1.4}
 
-_MOST_MARKERS = 60
+_MAX_MARKERS = 60
 """More points are a line without markers."""
 _NICE_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY_S = 86400
@@ -95,7 +95,7 @@ def _draw_series(axes: "Axes", chart: Chart, series: Series) -> None:
         linewidth=_STROKE[series.role],
         marker="o" if lone or among_steps else "",
         markersize=4,
-        markevery=None if among_steps and len(places) <= _MOST_MARKERS else lone,
+        markevery=None if among_steps and len(places) <= _MAX_MARKERS else lone,
         solid_joinstyle="round",
     )
     if chart.from_zero:
@@ -119,6 +119,7 @@ def _set_range(axes: "Axes", chart: Chart) -> None:
     elif chart.from_zero:
         highest = max((v for s in chart.series for v in s.values if not math.isnan(v)), default=0.0)
         axes.set_ylim(0, 1.1 * highest if highest > 0 else 1.0)
+    # The best epoch.
     if chart.highlight is not None:
         axes.plot(
             *([value] for value in chart.highlight),

@@ -75,6 +75,7 @@ class Grid:
         heading, font = ImageFont.load_default(_TITLE_SIZE), ImageFont.load_default(_LABEL_SIZE)
         text = _fitting(title, heading, self.size[1] - 2 * _GAP)
         pen.text((_GAP, _GAP), text, fill=_INK, font=heading)
+        # Each tile, its label below it.
         for number, tile in enumerate(self.tiles):
             top, left = self.place(number)
             picture.paste(Image.fromarray(self._shown(tile)), (left, top))

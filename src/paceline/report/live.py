@@ -1,4 +1,4 @@
-"""How a run stands, from its files alone: read again and again while it runs, or once."""
+"""The status of a run, from its files alone: read again and again while it runs, or once."""
 
 import math
 import time
@@ -28,7 +28,7 @@ _DIED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a run stands; None where that isn't known (yet).
+    """The status of a run; a field is None where that isn't known (yet).
 
     Flat, since each field is a key of what `paceline watch --json` prints.
     """
@@ -75,7 +75,7 @@ class RunStatus:
     problems: tuple[str, ...]
 
     def to_json(self) -> dict[str, object]:
-        """Give it as it is written for other programs."""
+        """Give the JSON object for other programs."""
         return asdict(self)
 
 
@@ -94,7 +94,7 @@ class RunFollower:
         """Training losses in the order of steps; of epochs where there are no rows within them."""
 
     def read(self) -> RunStatus:
-        """Read how the run stands now."""
+        """Read the run's current status."""
         report = read_run(self._run, with_steps=False)
         if not report.summary and not report.locked:
             report = read_run(self._run, with_steps=False)  # it may have ended between two files
@@ -108,7 +108,7 @@ class RunFollower:
         return status_of(report, last, _shares(self._run), self._age_s())
 
     def _follow(self) -> None:
-        """Take in the rows that have come since the last time.
+        """Read the rows that were added since the last time.
 
         Raises:
             OSError, ValueError: There is no such table, or it isn't a file.
@@ -133,7 +133,7 @@ def status_of(
     parts: Mapping[str, float] | None,
     age_s: float | None,
 ) -> RunStatus:
-    """Put together how a run stands.
+    """Put together the status of a run.
 
     Args:
         report: The run, without the rows within its epochs.

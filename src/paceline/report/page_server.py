@@ -17,7 +17,7 @@ from typing import final
 
 from paceline.errors import UsageError
 
-_LEAST_S, _FACTOR = 2.0, 10.0
+_MIN_S, _FACTOR = 2.0, 10.0
 """Pages are made at most so often, and so many times as long apart as one takes: a training may
 need the processor."""
 _WATCHED = ("*.json", "*.csv", "evaluation/*.json", "logs/*.json", "snapshots")
@@ -73,7 +73,7 @@ class FollowedPage:
                 self._page = self._render(version).encode("utf-8", errors="replace")
                 self._version = version
                 took = time.monotonic() - began
-                self._next_at = began + took + max(_LEAST_S, _FACTOR * took)
+                self._next_at = began + took + max(_MIN_S, _FACTOR * took)
             return self._version, self._page
 
 

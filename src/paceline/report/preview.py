@@ -80,6 +80,7 @@ def to_pixels(image: object) -> NDArray[np.uint8]:
             f"a sample is a {type(image).__name__}{shape}, which can't be shown as an image: "
             "expected a PIL image or a tensor (channels, height, width)"
         )
+    # (H, W) or (C, H, W) to (3, H, W): of fewer than three channels the first is repeated.
     planes = tensor.detach().cpu()
     planes = planes[None] if planes.ndim == 2 else planes
     planes = planes[:3] if len(planes) >= 3 else planes[:1].expand(3, -1, -1)

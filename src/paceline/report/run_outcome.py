@@ -22,11 +22,11 @@ _CLOSING = {
 
 
 RunState = Literal["running", "finished", "stopped", "failed", "died"]
-"""How it stands with a run: `stopped` by a signal, in order; `died` without a word."""
+"""State of a run: `stopped` by a signal, in order; `died` without a record."""
 
 
 def find_state(report: "RunReport") -> RunState:
-    """Say how it stands with a run: its summary counts first; then whether a process owns it."""
+    """Find a run's state: by its summary, else by whether a process owns it."""
     if report.summary:
         return "stopped" if text(report.summary, "stopped_because") == "signal" else "finished"
     if report.locked:
@@ -98,6 +98,7 @@ def _finish(report: "RunReport", reason: str) -> str:
     settings = section(report.run, "settings")
     if reason == "epochs":
         return f"finished {_epochs(report)}"
+    # Parts of a sentence, empty where the setting that they quote wasn't given.
     target = number(settings, "target_accuracy")
     patience = whole(settings, "patience")
     stopping = whole(settings, "early_stopping")

@@ -18,11 +18,11 @@ from paceline.results.json_object import JsonObject, entries, number, section, t
 
 MAX_TABLE_ROWS = 250
 """More epochs than this are thinned in the table; `metrics.csv` has them all."""
-MOST_HOSTS = 4
+MAX_HOSTS = 4
 """Named at the top of the page; the others are counted."""
-MOST_CLASSES = 25
+MAX_CLASSES = 25
 """With more the confusion matrix isn't a table: its mistakes are listed."""
-MOST_MISTAKES = 30
+MAX_MISTAKES = 30
 _LONGEST_S = 1e9
 _EMPTY = ("", "none", figures.NOTHING)
 """What a cell says where nothing is known."""
@@ -77,10 +77,10 @@ def facts_table(report: RunReport, *, running: bool) -> tuple[Setting, ...]:
 
 def facts(*, started_at: str, hosts: Sequence[str], command: Sequence[str]) -> tuple[Setting, ...]:
     """Lay out what stands at the top of a page: start, hosts and command."""
-    more = f" and {len(hosts) - MOST_HOSTS:,} more" if len(hosts) > MOST_HOSTS else ""
+    more = f" and {len(hosts) - MAX_HOSTS:,} more" if len(hosts) > MAX_HOSTS else ""
     rows = (
         ("Started", moment(started_at)),
-        ("Hosts" if len(hosts) > 1 else "Host", ", ".join(hosts[:MOST_HOSTS]) + more),
+        ("Hosts" if len(hosts) > 1 else "Host", ", ".join(hosts[:MAX_HOSTS]) + more),
         ("Command", shlex.join(command)),
     )
     return tuple(Setting(name=name, value=value) for name, value in rows if value)
@@ -267,7 +267,7 @@ class Cell:
 
 def confusion_rows(confusion: Confusion) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
     """Lay out a confusion matrix: each class's name with its cells; none for too many classes."""
-    if len(confusion.classes) > MOST_CLASSES:
+    if len(confusion.classes) > MAX_CLASSES:
         return ()
     return tuple(
         (
@@ -294,7 +294,7 @@ def _cell(confusion: Confusion, truth: int, answer: int) -> Cell:
 def mistakes_table(confusion: Confusion) -> Table:
     """List the most frequent mistakes."""
     mistakes = confusion.mistakes()
-    largest = nlargest(MOST_MISTAKES, mistakes, key=lambda mistake: mistake[0])
+    largest = nlargest(MAX_MISTAKES, mistakes, key=lambda mistake: mistake[0])
     rows = tuple(
         (
             confusion.classes[truth],
@@ -315,7 +315,7 @@ def mistakes_table(confusion: Confusion) -> Table:
 def classes_table(confusion: Confusion) -> Table:
     """List recall, precision and F1 of each class, and their means; worst first where many."""
     listed = list(confusion.per_class)
-    if len(listed) > MOST_CLASSES:
+    if len(listed) > MAX_CLASSES:
         listed.sort(key=lambda each: -1.0 if each.f1 is None else each.f1)
     shown = listed[:MAX_TABLE_ROWS]
     rows = tuple(

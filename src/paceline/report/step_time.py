@@ -61,6 +61,7 @@ def workers_picture(profile: StepProfile) -> BarPicture | None:
     workers = sorted(profile.workers, key=lambda worker: worker.compute_s)
     if len(workers) < 2 or workers[-1].compute_s - workers[0].compute_s < _DIFFERENT * step_s:
         return None
+    # Of many workers those at both ends.
     if len(workers) > MOST_WORKERS:
         workers = [*workers[: MOST_WORKERS // 2], *workers[-MOST_WORKERS // 2 :]]
         which = f"The {MOST_WORKERS // 2} fastest and slowest of {profile.world_size:,} workers"

@@ -88,12 +88,14 @@ def figure_to_svg(figure: "Figure", *, slug: str, label: str, colours: Mapping[s
         colours: The figure's hex colours (lower case) and what CSS should have in their place.
     """
     root = ElementTree.fromstring(_draw(figure, slug))
+    # Make the markup small and safe to stand in a page beside others.
     _plain_names(root)
     _drop(root, {"metadata", "style"})
     _tidy_ids(root, slug)
     for element in root.iter():
         _restyle(element, colours)
         _round(element)
+    # The root says only what the page and its script need.
     width, height = (float(n) for n in root.attrib["viewBox"].split()[2:])
     root.attrib.clear()
     if chart := _describe(figure, width, height, colours):
@@ -115,6 +117,7 @@ def _describe(
     listed = [found for line in lines if (found := _points(line, colours))["x"]]
     if not listed:
         return {}
+    # matplotlib: fractions of the figure, from below. SVG: points, from above.
     box = axes.get_position()
     place = (box.x0 * width, (1 - box.y1) * height, box.width * width, box.height * height)
     across = axes.get_xlabel()

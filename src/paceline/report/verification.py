@@ -50,7 +50,7 @@ class _Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """A launch beside the one that the others are held against."""
+    """A launch compared with the first one, the reference."""
 
     name: str
     colour: int
@@ -186,7 +186,7 @@ def _limit_line(
     if len(known) == 1:
         known = ((float(begins_at), known[0][1]),)
     points = (*(p for p in known if p[0] < last), (float(last), known[-1][1]))
-    return [Line(label="limit of rounding", value="", colour=0, points=points, stroke="ideal")]
+    return [Line(label="limit of rounding", value="", colour=0, points=points, style="ideal")]
 
 
 def _compared(found: JsonObject) -> list[_Compared]:

@@ -1,1 +1,1 @@
-"""What commands and scripts share: a training is placed, started, and its end is told."""
+"""Shared by commands and scripts: decides where a training runs, starts it, reports its end."""

@@ -108,23 +108,23 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         process.end()
         return False
     # Wait, and say so where it takes long; a signal ends the wait, not the copy made so far.
-    cut_short, said = False, None
+    cut_short, reply = False, None
     process.order(FINISH)
     try:
         with cut_short_by_signals():
-            said = process.wait(("finished",), min(limit_s, _SAY_AFTER_S))
-            if said is None and limit_s > _SAY_AFTER_S:
+            reply = process.wait(("finished",), min(limit_s, _SAY_AFTER_S))
+            if reply is None and limit_s > _SAY_AFTER_S:
                 say(f"Copying what is left to {url}, for at most {limit_s:g} s (Ctrl-C ends it)")
-                said = process.wait(("finished",), limit_s - _SAY_AFTER_S)
+                reply = process.wait(("finished",), limit_s - _SAY_AFTER_S)
     except CutShortError:
         cut_short = True
     process.end()
     record = CopyRecord(url=url)
     with suppress(UsageError):  # whatever became of it, the training's end stands
         record = CopyRecord.read(run) or record
-    if said is not None:
+    if reply is not None:
         return True
-    # Not everything is there: the summary and the user are told what is, and what to do.
+    # Not everything is there: note in the summary, and print, what is, and what to do.
     note_in_summary(run, replace(record, complete=False))
     why = "you ended the wait" if cut_short else f"within {limit_s:g} s"
     if record.last_failure is not None:
@@ -166,10 +166,10 @@ class _Process:
         Raises:
             UsageError, InfrastructureError: As `copied`.
         """
-        said = self.wait(("ready", "refused", "failed"), FIRST_CONTACT_S)
-        if said is not None and said[0] == "refused":
-            raise UsageError(f"--copy-to: {said[1]}")
-        if said is None and is_new:
+        reply = self.wait(("ready", "refused", "failed"), FIRST_CONTACT_S)
+        if reply is not None and reply[0] == "refused":
+            raise UsageError(f"--copy-to: {reply[1]}")
+        if reply is None and is_new:
             code = self._process.poll()
             why = f"the store hasn't answered for {FIRST_CONTACT_S:g} s"
             if code is not None:
@@ -177,7 +177,7 @@ class _Process:
             raise InfrastructureError(f"--copy-to: {why}; nothing was started")
 
     def order(self, order: str) -> None:
-        """Tell it what to do; nobody may be there any more."""
+        """Send it an order; errors are ignored where it has ended."""
         assert self._process.stdin is not None
         with suppress(OSError):
             os.write(self._process.stdin.fileno(), f"{order}\n".encode())
@@ -191,6 +191,7 @@ class _Process:
         assert self._process.stdout is not None
         descriptor, deadline_s = self._process.stdout.fileno(), time.monotonic() + limit_s
         while True:
+            # Whole lines that are there already; else read on, until the deadline or the end.
             *lines, self._pending = self._pending.split(b"\n")
             for kind, text in map(_message, lines):
                 if kind in kinds:

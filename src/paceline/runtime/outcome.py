@@ -157,7 +157,7 @@ def announce_failure(
 
 
 def _would_fail_again(cause: WorkerFailure) -> bool:
-    """Tell whether the same command would end alike: refused settings, hardware, a script's own."""
+    """Tell whether the same command would fail again: by refused settings or a script's error."""
     return cause.kind != "infrastructure" and cause.step is None
 
 
@@ -209,6 +209,7 @@ def _summary_text(summary: Mapping[str, object], run: RunDirectory) -> str:
         f"{format_duration(_number(summary, 'train_time_s'))}{speed}",
         f"  validation  {_validation(summary)}",
     ]
+    # Lines for what only some trainings have.
     if "test_samples" in summary:
         lines.append(f"  test        {_test(summary)}")
     if exceeded := describe_exceeded(summary.get("time_budget")):
@@ -281,6 +282,7 @@ def _validation(summary: Mapping[str, object]) -> str:
         text = f"accuracy {show_percent(_number(summary, 'val_accuracy'))}"
         text += f" (best {show_percent(_number(summary, 'best_val_accuracy'))}"
         shown.append(f"{text} in epoch {summary.get('best_epoch')})")
+    # Figures of the script's own, where it evaluates neither loss nor accuracy.
     if not shown and isinstance(others, dict):
         own = {n.removeprefix("val_"): v for n, v in others.items() if n.startswith("val_")}
         shown = [f"{name} {_number(own, name):.4g}" for name in own]

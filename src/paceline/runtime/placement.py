@@ -125,7 +125,7 @@ def local_place(
     Args:
         config: The options.
         requested: A number that counts before that of the options.
-        usual: How many where nobody says.
+        usual: How many by default.
 
     Raises:
         UsageError: There aren't as many GPUs as asked for.

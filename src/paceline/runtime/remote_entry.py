@@ -1,4 +1,4 @@
-"""A host's side of a training over hosts: what is here, and how many workers it gets."""
+"""Runs on each host before a training over hosts: reports its facts and number of workers."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from paceline.training.run_record.startup_facts import code_and_versions
 
 
 def inspect(text: str) -> str:
-    """Look around on this host. Called by name in every attempt's process.
+    """Report this host's facts. Called by name in every attempt's process.
 
     Args:
         text: The launcher's order as JSON: `payload`, `run_dir`, `paths`, `workers`, `address`,

@@ -1,4 +1,4 @@
-"""The run directory is made by one process, before anything is written; the others take it over."""
+"""Has one process make the run directory before anything is written, and all others use it."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def make_run(launch: Launch) -> Launch:
 
 
 def find_run(launch: Launch) -> Launch | None:
-    """Take over the run directory that the node's first worker makes; None where one is in the way.
+    """Find the run directory that the node's first worker makes; None where another is in the way.
 
     Raises:
         InfrastructureError: It was not made.
@@ -54,7 +54,7 @@ def find_run(launch: Launch) -> Launch | None:
 
 
 def with_run(launch: Launch, run: RunDirectory) -> Launch:
-    """Give a launch the run directory that was settled."""
+    """Give a launch the run directory that was agreed on."""
     launch.settled(run)
     return replace(launch, run=run, request=replace(launch.request, run_dir=str(run.path)))
 
@@ -90,13 +90,13 @@ def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
     # Rank 0 makes the directory before it publishes the name, so that its failure is known to all.
     launch, problem = _make(launch, own) if rank == 0 else (launch, None)
-    said: dict[str, object] = {"path": str(launch.run.path)}
+    message: dict[str, object] = {"path": str(launch.run.path)}
     if problem is not None:
-        said |= {"problem": str(problem), "exit_code": problem.exit_code}
+        message |= {"problem": str(problem), "exit_code": problem.exit_code}
     own_store = of_attempt(store, placement.attempt)
     # Agree: rank 0 writes its text, the others wait for it.
     try:
-        agreement = common_text(own_store, rank, _KEY, json.dumps(said))
+        agreement = common_text(own_store, rank, _KEY, json.dumps(message))
     except RuntimeError as error:
         raise InfrastructureError(f"rank 0 did not come to {address} in {timeout_s:g} s") from error
     agreed = json.loads(agreement)

@@ -90,7 +90,7 @@ def _start_here(launch: Launch) -> int:
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         try:
             result = _work_here(launch)
-        except Exception as error:  # noqa: BLE001  # the process boundary: told and recorded
+        except Exception as error:  # noqa: BLE001  # the process boundary: reported and recorded
             failure = describe(error, place.rank)
             return announce_failure(run, [failure], write_report_apart if place.rank == 0 else None)
         # Only a signal leaves something to resume.
@@ -104,7 +104,7 @@ def _start_here(launch: Launch) -> int:
 
 
 def _work_here(launch: Launch) -> str:
-    """Work as one of the workers. Returns what it came to, as JSON."""
+    """Run as one of the workers. Returns the training's result, as JSON."""
     from paceline.launch.local.worker import run_here
 
     payload, logs, place = launch.request.to_json(), launch.run.logs, launch.place

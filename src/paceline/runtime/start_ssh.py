@@ -129,7 +129,7 @@ def _made_ready(
     here: Path,
     run: RunDirectory,
 ) -> Sequence[Host]:
-    """Settle each host's directory and Python; with `--sync-code` and `--install` bring them."""
+    """Choose each host's directory and Python; copy code and install Paceline if asked to."""
     from paceline.launch.ssh.code_sync import install, sync_code
 
     settled = [replace(host, directory=host.directory or _home(options, here)) for host in hosts]

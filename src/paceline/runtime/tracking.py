@@ -45,10 +45,12 @@ class _Feeder:
 
     @property
     def is_running(self) -> bool:
+        """Whether the process hasn't ended."""
         return self.process.poll() is None
 
     @property
     def has_connected(self) -> bool:
+        """Whether it has reached its tracker: it writes its note only then."""
         return _stamp(self.note) != self.before
 
     def limit_s(self, ended_s: float) -> float:
@@ -103,11 +105,11 @@ def track(run: RunDirectory, options: MetricsOptions) -> Sequence[str]:
 
 def _start(how: str, run: RunDirectory, name: str, options: MetricsOptions, *more: str) -> _Feeder:
     """Start a process in a session of its own: the terminal's Ctrl-C is the training's."""
-    words = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
+    arguments = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
     note = run.tracker_json(name)
     before = _stamp(note)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "paceline.tracking", *words],
+        [sys.executable, "-P", "-m", "paceline.tracking", *arguments],
         stdin=subprocess.PIPE if how == BESIDE else subprocess.DEVNULL,
         start_new_session=True,
     )

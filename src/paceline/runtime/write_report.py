@@ -17,7 +17,7 @@ from paceline.results.run_directory import RunDirectory
 
 WriteReport = Callable[[RunDirectory], object]
 
-_MOST_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 class CutShortError(BaseException):
@@ -65,7 +65,7 @@ def write_report_apart(run: RunDirectory) -> None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_MOST_S,
+            timeout=_TIMEOUT_S,
             check=False,
             start_new_session=True,  # Ctrl-C is for the training
         )

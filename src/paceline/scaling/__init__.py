@@ -1,1 +1,1 @@
-"""How a training scales: measured on several numbers of workers, told in tables, predicted."""
+"""How a training scales: measured on several numbers of workers, tabulated, predicted."""

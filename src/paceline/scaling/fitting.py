@@ -1,4 +1,4 @@
-"""Which network explains a measured study: the one parameter that fits it best."""
+"""Fits the bandwidth of the cost model's network to the steps that a study has measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from paceline.gradient_sync.cost_model import Compute, Machine, step_cost
 from paceline.gradient_sync.network_model import Cluster, Network
 from paceline.gradient_sync.options import SyncOptions
 
-_LEAST_PER_S, _MOST_PER_S = 1e4, 1e13
+_MIN_PER_S, _MAX_PER_S = 1e4, 1e13
 _POINTS, _NARROWINGS, _GOLDEN = 12, 24, (sqrt(5) - 1) / 2
 _PLAUSIBLE_PER_S = (1e5, 4e11)
 """From 1 Mbit/s to 3.2 Tbit/s, what the fastest nodes have."""
@@ -31,16 +31,16 @@ class SizeTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What explains measured sizes."""
+    """The network that fits measured sizes best."""
 
     network: Network
-    misfit: float
+    relative_error: float
     """Root of the mean squared relative difference of the times."""
     by_size: tuple[float | None, ...]
     """Bytes per second that would explain each size alone; None where none would."""
 
     @property
-    def says_something(self) -> bool:
+    def is_plausible(self) -> bool:
         """Whether it is a network that may be: some size explains one, and none is out of range."""
         low, high = _PLAUSIBLE_PER_S
         known = any(rate is not None for rate in self.by_size)
@@ -62,8 +62,8 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
     if not several:
         raise UsageError("nothing was measured on several nodes: say --link and --rtt")
 
-    def misfit(log_per_s: float) -> float:
-        return _misfit(
+    def relative_error(log_per_s: float) -> float:
+        return _rms_relative_error(
             [
                 (size.step_s, _step_s(compute, size, _with(cluster, exp(log_per_s))))
                 for size in several
@@ -71,17 +71,17 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
         )
 
     # In the logarithm: bandwidths differ by orders of magnitude.
-    best = lowest(misfit, log(_LEAST_PER_S), log(_MOST_PER_S))
+    best = lowest(relative_error, log(_MIN_PER_S), log(_MAX_PER_S))
     return Fitted(
         network=replace(cluster.network, bandwidth_bytes_per_s=exp(best)),
-        misfit=misfit(best),
+        relative_error=relative_error(best),
         by_size=tuple(_explaining(compute, size, cluster) for size in several),
     )
 
 
 def _explaining(compute: Compute, size: SizeTime, cluster: Cluster) -> float | None:
     """Halve the range of bandwidths until the step takes as long as it took."""
-    low, high = log(_LEAST_PER_S), log(_MOST_PER_S)
+    low, high = log(_MIN_PER_S), log(_MAX_PER_S)
 
     def takes_s(log_per_s: float) -> float:
         return _step_s(compute, size, _with(cluster, exp(log_per_s)))
@@ -104,7 +104,7 @@ def _with(cluster: Cluster, per_s: float) -> Cluster:
     return replace(cluster, network=replace(cluster.network, bandwidth_bytes_per_s=per_s))
 
 
-def _misfit(pairs: Sequence[tuple[float, float]]) -> float:
+def _rms_relative_error(pairs: Sequence[tuple[float, float]]) -> float:
     return sqrt(fmean((expected / measured - 1) ** 2 for measured, expected in pairs))
 
 

@@ -24,7 +24,7 @@ _FASTER = 1e4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ForecastRequest:
     """What is to be predicted."""
 
     profile: StepProfile
@@ -42,7 +42,7 @@ class Question:
     """Of a node."""
     assumed: Assumptions = field(default_factory=Assumptions)
     measured: Mapping[tuple[SyncOptions, int], float] = field(default_factory=dict)
-    """Efficiencies that are known, by method and nodes: what is said in words keeps to them."""
+    """Efficiencies that are known, by method and nodes: recommendations use these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Forecast:
 class Projection:
     """What is predicted."""
 
-    question: Question
+    request: ForecastRequest
     alone: Predicted
     """One node."""
     forecasts: tuple[Forecast, ...]
@@ -70,17 +70,17 @@ class Projection:
     """Of payload: with this link all-reduce would pay on the most nodes, with none if None."""
 
 
-def project(question: Question) -> Projection:
+def project(request: ForecastRequest) -> Projection:
     """Predict all sizes with all methods.
 
     Raises:
         UsageError: See `predict`.
     """
-    assumed = replace(question.assumed, link_doubt=question.link.doubt)
-    resolved = replace(question, assumed=assumed)
+    assumed = replace(request.assumed, link_uncertainty=request.link.uncertainty)
+    resolved = replace(request, assumed=assumed)
     methods = [_with_every(resolved, m) if resolved.choose_every else m for m in resolved.methods]
     return Projection(
-        question=resolved,
+        request=resolved,
         alone=_at(resolved, SyncOptions(sync="allreduce"), 1),
         forecasts=tuple(
             Forecast(method=m, sizes=tuple(_band(resolved, m, n) for n in resolved.nodes))
@@ -90,46 +90,46 @@ def project(question: Question) -> Projection:
     )
 
 
-def _with_every(question: Question, method: SyncOptions) -> SyncOptions:
+def _with_every(request: ForecastRequest, method: SyncOptions) -> SyncOptions:
     """Choose the number of local steps for the most nodes."""
     if method.sync not in LOCAL_METHODS:
         return method
-    profile, assumed = question.profile, question.assumed
+    profile, assumed = request.profile, request.assumed
     cluster = Cluster(
-        nodes=question.nodes[-1],
-        per_node=question.gpus_per_node,
-        network=question.link.network,
-        within=question.within,
+        nodes=request.nodes[-1],
+        per_node=request.gpus_per_node,
+        network=request.link.network,
+        within=request.within,
         library=library_of(profile, assumed),
         shares_memory=profile.device == "cpu",
     )
     share = profile.world_size / cluster.workers if assumed.mode == "strong" else 1.0
     compute = Compute.of(profile).scaled(share)
     machine = assumed.machine or Machine.usual(profile.device)
-    return choose_local(compute, cluster, machine, max(_TARGET, question.pays), method)
+    return choose_local(compute, cluster, machine, max(_TARGET, request.pays), method)
 
 
-def _band(question: Question, method: SyncOptions, nodes: int) -> Band:
-    q = question
+def _band(request: ForecastRequest, method: SyncOptions, nodes: int) -> Band:
+    q = request
     network, per_node = q.link.network, q.gpus_per_node
     return predict_band(q.profile, method, nodes, per_node, network, q.within, q.assumed)
 
 
 def _at(
-    question: Question, method: SyncOptions, nodes: int, network: Network | None = None
+    request: ForecastRequest, method: SyncOptions, nodes: int, network: Network | None = None
 ) -> Predicted:
-    q = question
+    q = request
     there = network or q.link.network
     return predict(q.profile, method, nodes, q.gpus_per_node, there, q.within, q.assumed)
 
 
-def _needed_bytes_per_s(question: Question) -> float | None:
+def _needed_bytes_per_s(request: ForecastRequest) -> float | None:
     """Halve the range of bandwidths down to the lowest with which all-reduce pays."""
-    plain, network = SyncOptions(sync="allreduce"), question.link.network
+    plain, network = SyncOptions(sync="allreduce"), request.link.network
 
     def pays(log_per_s: float) -> bool:
         there = replace(network, bandwidth_bytes_per_s=exp(log_per_s))
-        return _at(question, plain, question.nodes[-1], there).efficiency >= question.pays
+        return _at(request, plain, request.nodes[-1], there).efficiency >= request.pays
 
     # Bisection in the logarithm, between the link as it is and one that is `_FASTER` times as fast.
     low = log(network.bandwidth_bytes_per_s)

@@ -90,7 +90,7 @@ def parse_methods(text: str | None) -> tuple[SyncMethod, ...]:
 
 
 def usual_workers(most: int) -> tuple[int, ...]:
-    """Choose numbers of workers where nobody says: powers of two, and all that there are."""
+    """Choose the default numbers of workers: powers of two, and all that there are."""
     powers = [2**n for n in range(most.bit_length()) if 2**n <= most]
     return tuple(sorted({*powers, most}))
 
@@ -219,6 +219,7 @@ class PredictOptions:
         Raises:
             UsageError: A value is out of range or unknown; the message says which.
         """
+        # Values by themselves.
         parse_sizes(self.nodes)
         self.chosen_methods()
         for name in ("gpus_per_node", "pays", "price"):
@@ -227,6 +228,7 @@ class PredictOptions:
                 raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
         if self.pays > 1:
             raise UsageError(f"--pays is an efficiency, at most 1, not {self.pays:g}")
+        # Options that exclude or need each other.
         if self.link is not None and self.doctor is not None:
             raise UsageError("--link and --doctor both say what the network is: give one of them")
         for name in ("mtbf", "restart", "snapshot_every"):

@@ -17,7 +17,7 @@ ENDED_FROM_OUTSIDE = ("ordered",)
 _OPTIONS_OF: Mapping[str, tuple[str, ...]] = {"ordered": ("shards",), **OWN_OPTIONS}
 METHOD_OPTIONS = tuple(dict.fromkeys(name for names in _OPTIONS_OF.values() for name in names))
 """Options of training that only some methods have."""
-_LEAST_WARMUP_STEPS = {"powersgd": 2}
+_MIN_WARMUP_STEPS = {"powersgd": 2}
 """PowerSGD's error feedback begins after two steps at the earliest."""
 
 
@@ -132,7 +132,7 @@ def method_settings(
     names = own_options(method)
     settings: dict[str, OptionValue] = {n: v for n, v in given.items() if n in names}
     if warm and method in (*LOCAL_METHODS, "powersgd"):
-        settings["sync_warmup_steps"] = _LEAST_WARMUP_STEPS.get(method, 0)
+        settings["sync_warmup_steps"] = _MIN_WARMUP_STEPS.get(method, 0)
     return {"sync": method, **settings}
 
 

@@ -1,4 +1,4 @@
-"""How a training would scale on hosts that aren't there yet: the cost model, and its doubts."""
+"""Predicts how a training would scale on hosts that aren't there yet, and how sure that is."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,14 +13,14 @@ from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
 from paceline.results.profile import StepProfile
 from paceline.results.study import Mode
 
-MODEL_DOUBT = 0.08
+MODEL_UNCERTAINTY = 0.08
 """Relative standard deviation of the time that communication takes against the model's, where it
 has been compared (see docs/internals/prediction.md): up to 8 nodes."""
-_DOUBT_PER_DOUBLING = 0.03
+_UNCERTAINTY_PER_DOUBLING = 0.03
 _COMPARED_NODES = 8
-_WAITING_DOUBT = 0.4
+_WAITING_UNCERTAINTY = 0.4
 """How long the slowest of many keeps the others waiting is known much worse."""
-_LEAST_COMPUTE_DOUBT = 0.01
+_MIN_COMPUTE_UNCERTAINTY = 0.01
 _USUAL_INTERVAL_S = 600.0
 
 
@@ -39,7 +39,7 @@ class Assumptions:
     """From a failure until the training goes on from its snapshot."""
     snapshot_every_s: float | None = None
     """Default: an epoch, or 10 minutes where its length isn't known."""
-    link_doubt: float = 0.1
+    link_uncertainty: float = 0.1
     """Relative standard deviation of the bandwidth."""
     draws: int = 101
     """How often a band draws other numbers, at least twice."""
@@ -138,7 +138,7 @@ def predict_band(
     within: Network | None = None,
     assumed: Assumptions = _USUAL,
 ) -> Band:
-    """Predict it again and again with other numbers in place of those that aren't sure.
+    """Predict with an uncertainty band, by Monte Carlo over the numbers that aren't sure.
 
     The draws are the same in every call. Arguments and errors are those of `predict`.
     """
@@ -185,7 +185,7 @@ def _cluster(
 
 @dataclass(frozen=True, kw_only=True)
 class _Factors:
-    """How far off a draw is."""
+    """One draw of the Monte Carlo: times are those of the model, multiplied by these."""
 
     compute: float = 1.0
     """Of a worker alone, on the hosts to come as on the one that was measured."""
@@ -196,20 +196,24 @@ def _draws(
     profile: StepProfile, cluster: Cluster, assumed: Assumptions
 ) -> Iterator[tuple[Cluster, _Factors]]:
     random = Random(0)
+    # Uncertainties add up in quadrature; the model's grows beyond the nodes it was compared on.
     beyond = max(0.0, log2(cluster.nodes / _COMPARED_NODES))
-    doubt = sqrt(assumed.link_doubt**2 + (MODEL_DOUBT + _DOUBT_PER_DOUBLING * beyond) ** 2)
-    compute_doubt = max(_LEAST_COMPUTE_DOUBT, _step_doubt(profile))
+    uncertainty = sqrt(
+        assumed.link_uncertainty**2 + (MODEL_UNCERTAINTY + _UNCERTAINTY_PER_DOUBLING * beyond) ** 2
+    )
+    compute_uncertainty = max(_MIN_COMPUTE_UNCERTAINTY, _step_uncertainty(profile))
+    # Factors are log-normal. A slower link is so between nodes and within them alike.
     for _ in range(assumed.draws):
-        factor = exp(random.gauss(0.0, doubt))
+        factor = exp(random.gauss(0.0, uncertainty))
         within = cluster.within and _slower(cluster.within, factor)
         factors = _Factors(
-            compute=exp(random.gauss(0.0, compute_doubt)),
-            waiting=exp(random.gauss(0.0, _WAITING_DOUBT)),
+            compute=exp(random.gauss(0.0, compute_uncertainty)),
+            waiting=exp(random.gauss(0.0, _WAITING_UNCERTAINTY)),
         )
         yield replace(cluster, network=_slower(cluster.network, factor), within=within), factors
 
 
-def _step_doubt(profile: StepProfile) -> float:
+def _step_uncertainty(profile: StepProfile) -> float:
     """How well the median step is known: what stretches differ by, over the root of their number.
 
     About one step of each stretch is looked at. 1.253: a median's standard error against a
@@ -280,7 +284,7 @@ def _predict(
 
 
 def _averaging_s(profile: StepProfile, method: SyncOptions, cluster: Cluster) -> float:
-    """Weights, and as much of the optimizer's state, in full and with nothing to hide behind."""
+    """Compute the time to average weights and optimizer states, which nothing hides."""
     if method.sync not in LOCAL_METHODS:
         return 0.0
     return cluster.all_reduce_s(2 * profile.parameter_bytes)
@@ -302,7 +306,7 @@ def _fixed_s(profile: StepProfile, workers: int) -> float:
 
 
 def _available(nodes: int, epoch_s: float | None, assumed: Assumptions) -> float:
-    """Expect this share of the time to be of use where nodes fail.
+    """Compute the share of the time that is useful where nodes fail.
 
     Failures come at random, at a rate of nodes / mtbf, and each throws the training back to its
     last snapshot. Daly: "A higher order estimate of the optimum checkpoint interval for restart

@@ -25,7 +25,7 @@ it was measured."""
 GLOO_BYTES_PER_S = 1.25e9
 """Gloo copies and adds on processors, which sets an end to what it makes of a fast link."""
 _USUAL_ROUND_TRIP_S = 1e-4
-_STATED_DOUBT, _MEASURED_DOUBT = 0.1, 0.03
+_STATED_UNCERTAINTY, _MEASURED_UNCERTAINTY = 0.1, 0.03
 _STREAMS = ("bandwidth", "several")
 _PROFILE = "profile.json"
 
@@ -58,7 +58,7 @@ class NetworkLink:
     network: Network
     source: str
     """How it is known, for people."""
-    doubt: float
+    uncertainty: float
     """Relative standard deviation of its bandwidth."""
 
 
@@ -181,7 +181,7 @@ def stated_link(link: str, round_trip: str | None, library: Library) -> NetworkL
     if library == "gloo" and usable > GLOO_BYTES_PER_S:
         usable = GLOO_BYTES_PER_S
         text = f"{show_bandwidth(nominal)}, as stated, of which Gloo is taken to use 10 Gbit/s"
-    return _link(usable, round_trip_s, text, _STATED_DOUBT)
+    return _link(usable, round_trip_s, text, _STATED_UNCERTAINTY)
 
 
 def examined_link(path: Path, round_trip: str | None, library: Library) -> NetworkLink:
@@ -209,7 +209,7 @@ def examined_link(path: Path, round_trip: str | None, library: Library) -> Netwo
     way = "its all-reduce" if bus else "the slowest way between its hosts"
     round_trip_s = _round_trip_s(round_trip) if round_trip or not times else median(times)
     text = f"{show_bandwidth(bus or min(speeds))}, {way} as doctor measured it"
-    return _link(bus or min(speeds), round_trip_s, text, _MEASURED_DOUBT)
+    return _link(bus or min(speeds), round_trip_s, text, _MEASURED_UNCERTAINTY)
 
 
 def _bus_bytes_per_s(reduced: Mapping[str, Any], library: Library) -> float | None:
@@ -238,10 +238,11 @@ def fitted_link(inputs: PredictionInputs, round_trip: str | None, library: Libra
             "--link 25gbit --rtt 50us, or --doctor FILE with what `paceline doctor --json` printed"
         )
     round_trip_s = _round_trip_s(round_trip)
+    # The bandwidth is what is fitted: 1.0 only stands in its place.
     unknown = Network(bandwidth_bytes_per_s=1.0, round_trip_s=round_trip_s)
     cluster = Cluster(nodes=1, network=unknown, library=library)
     fitted = fit_link(Compute.of(inputs.profile), inputs.sizes, cluster)
-    if not fitted.says_something:
+    if not fitted.is_plausible:
         raise UsageError(
             f"the steps that {inputs.source} measured on several nodes say nothing about the "
             "network: they are as fast as if it took no time, or differ by something else. Say to "
@@ -250,16 +251,16 @@ def fitted_link(inputs: PredictionInputs, round_trip: str | None, library: Libra
     speed = fitted.network.bandwidth_bytes_per_s
     text = (
         f"{show_bandwidth(speed)}, which explains the study's own sizes "
-        f"to {show_short_percent(round(fitted.misfit, 3))} of their steps"
+        f"to {show_short_percent(round(fitted.relative_error, 3))} of their steps"
     )
-    return _link(speed, round_trip_s, text, max(_MEASURED_DOUBT, fitted.misfit))
+    return _link(speed, round_trip_s, text, max(_MEASURED_UNCERTAINTY, fitted.relative_error))
 
 
-def _link(speed: float, round_trip_s: float, text: str, doubt: float) -> NetworkLink:
+def _link(speed: float, round_trip_s: float, text: str, uncertainty: float) -> NetworkLink:
     return NetworkLink(
         network=Network(bandwidth_bytes_per_s=speed, round_trip_s=round_trip_s),
         source=f"{text}; round-trip {show_time(round_trip_s)}",
-        doubt=doubt,
+        uncertainty=uncertainty,
     )
 
 

@@ -1,4 +1,4 @@
-"""How a prediction is told: as text, and as JSON."""
+"""A prediction as text, and as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from paceline.options.durations import format_clock
 from paceline.options.figures import plural, show_bandwidth, show_time, show_whole_percent
 from paceline.options.text import aligned, line_width, wrapped
-from paceline.scaling.forecast import Forecast, Projection, Question, project
+from paceline.scaling.forecast import Forecast, ForecastRequest, Projection, project
 from paceline.scaling.prediction import (
     Assumptions,
     Band,
@@ -25,13 +25,14 @@ _CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is fas
 
 
 def as_text(projection: Projection, inputs: PredictionInputs) -> str:
-    """Tell it: what is assumed, all efficiencies, two methods in detail, what to do.
+    """Write it as text: what is assumed, all efficiencies, two methods in detail, what to do.
 
     Args:
         projection: What is predicted.
         inputs: What it is predicted from.
     """
     lines = [*_assumptions(projection, inputs.source), "", *_efficiencies(projection)]
+    # In detail: plain all-reduce, and what is recommended instead.
     plain = next((f for f in projection.forecasts if f.method.sync == "allreduce"), None)
     best = None if inputs.not_reliable else recommended(projection)
     for forecast in dict.fromkeys(f for f in (plain, best) if f is not None):
@@ -58,7 +59,7 @@ def as_json(projection: Projection, inputs: PredictionInputs) -> dict[str, objec
         projection: What is predicted.
         inputs: What it is predicted from.
     """
-    q = projection.question
+    q = projection.request
     best = None if inputs.not_reliable else recommended(projection).last.label
     return {
         "text": list(_advice(projection, inputs)),
@@ -114,7 +115,7 @@ def predict_study(study_dir: Path) -> dict[str, object] | None:
     if inputs.mode == "strong":
         most = min(most, inputs.profile.global_batch // per_node)
     beyond = {n for n in (measured[-1] * 2, measured[-1] * _BEYOND) if n <= most}
-    question = Question(
+    request = ForecastRequest(
         profile=inputs.profile,
         link=fitted_link(inputs, None, library_of(inputs.profile, assumed)),
         nodes=tuple(sorted({*measured, *beyond})),
@@ -127,7 +128,7 @@ def predict_study(study_dir: Path) -> dict[str, object] | None:
             if each == per_node
         },
     )
-    return as_json(project(question), inputs)
+    return as_json(project(request), inputs)
 
 
 def _size_json(size: Predicted, price: float | None) -> dict[str, object]:
@@ -163,7 +164,7 @@ def _band_json(band: Band, price: float | None) -> dict[str, object]:
 
 
 def _assumptions(projection: Projection, source: str) -> Iterator[str]:
-    q, profile = projection.question, projection.question.profile
+    q, profile = projection.request, projection.request.profile
     measured = plural(profile.world_size, "worker")
     step = show_time(profile.step_s.median)
     yield f"from      {source}: {measured}, {profile.device}, steps of {step}"
@@ -177,7 +178,7 @@ def _assumptions(projection: Projection, source: str) -> Iterator[str]:
 
 
 def _batches(projection: Projection) -> str:
-    q = projection.question
+    q = projection.request
     if q.assumed.mode == "strong":
         return f"{q.profile.global_batch:,} samples a step, however many workers (strong scaling)"
     each = q.profile.global_batch / q.profile.world_size
@@ -187,7 +188,7 @@ def _batches(projection: Projection) -> str:
 def _efficiencies(projection: Projection) -> Iterator[str]:
     labels = [forecast.last.label for forecast in projection.forecasts]
     width = max(len("efficiency"), *map(len, labels))
-    nodes = [f"{nodes:,}" for nodes in projection.question.nodes]
+    nodes = [f"{nodes:,}" for nodes in projection.request.nodes]
     yield f"{'nodes':{width}}" + "".join(f"{number:>7}" for number in nodes)
     for label, forecast in zip(labels, projection.forecasts, strict=True):
         row = (f"{band.predicted.efficiency:7.2f}" for band in forecast.sizes)
@@ -195,7 +196,7 @@ def _efficiencies(projection: Projection) -> Iterator[str]:
 
 
 def _details(forecast: Forecast, projection: Projection) -> list[str]:
-    price = projection.question.price_per_hour
+    price = projection.request.price_per_hour
     head = ["nodes", "batch", "efficiency", "images/s", "step", "not hidden", "epoch"]
     rows = [[*head, *(["cost"] if price is not None else [])]]
     for band in forecast.sizes:

@@ -55,7 +55,7 @@ def recommended(projection: Projection) -> Forecast:
 
 def _as_measured(projection: Projection) -> Projection:
     """Put efficiencies that were measured in the place of predicted ones."""
-    known = projection.question.measured
+    known = projection.request.measured
     if not known:
         return projection
 
@@ -80,7 +80,7 @@ def _on_plain(plain: Forecast, projection: Projection) -> Iterator[str]:
         first = failing[0]
         yield (
             f"{name} pays on none of these sizes: {_size(first)}, and "
-            f"{projection.question.pays:.2f} is asked for."
+            f"{projection.request.pays:.2f} is asked for."
         )
     else:
         first = failing[0]
@@ -123,14 +123,14 @@ def _on_others(plain: Forecast | None, projection: Projection) -> Iterator[str]:
 
 def _on_link(projection: Projection) -> Iterator[str]:
     needed = projection.needed_bytes_per_s
-    nodes = plural(projection.question.nodes[-1], "node")
+    nodes = plural(projection.request.nodes[-1], "node")
     if needed is None:
         yield (
             f"No link is fast enough for all-reduce to pay on {nodes}: what is left is latency, "
             "waiting for the slowest and failures."
         )
         return
-    has = projection.question.link.network.bandwidth_bytes_per_s
+    has = projection.request.link.network.bandwidth_bytes_per_s
     if needed > has:
         yield (
             f"All-reduce would pay on {nodes} over links that carry {show_bandwidth(needed)}; "
@@ -139,23 +139,24 @@ def _on_link(projection: Projection) -> Iterator[str]:
 
 
 def _on_money(projection: Projection) -> Iterator[str]:
-    price = projection.question.price_per_hour
+    price = projection.request.price_per_hour
     if price is None:
         return
     timed = [p for p in every_prediction(projection) if p.epoch_s is not None]
     if not timed:
         yield "What an epoch costs isn't known: the profile doesn't say how many steps it has."
         return
+    # Of equals the one with fewest nodes.
     cheapest = min(timed, key=lambda p: (cost_per_epoch(p, price) or 0.0, p.nodes))
     fastest = min(timed, key=lambda p: (p.epoch_s or 0.0, p.nodes))
     if cheapest == fastest:
-        yield f"Cheapest and fastest: {_deal(cheapest, price)}."
+        yield f"Cheapest and fastest: {_size_and_cost(cheapest, price)}."
         return
     times = (cheapest.epoch_s or 0.0) / (fastest.epoch_s or 1.0)
     dearer = (cost_per_epoch(fastest, price) or 0.0) / (cost_per_epoch(cheapest, price) or 1.0)
     yield (
-        f"Cheapest: {_deal(cheapest, price)}. Fastest: {_deal(fastest, price)}: {times:.3g} times "
-        f"as fast for {dearer:.2f} times the money."
+        f"Cheapest: {_size_and_cost(cheapest, price)}. Fastest: {_size_and_cost(fastest, price)}: "
+        f"{times:.3g} times as fast for {dearer:.2f} times the money."
     )
 
 
@@ -175,8 +176,8 @@ def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
         )
     if last.available < _NOTABLE_FAILURES:
         lost = f"{show_whole_percent(1 - last.available)} of the time"
-        yield f"Failures take {lost} on {nodes}: {_cure(last, projection)}."
-    alone = projection.question.profile.global_batch
+        yield f"Failures take {lost} on {nodes}: {_failure_advice(last, projection)}."
+    alone = projection.request.profile.global_batch
     if last.global_batch > max(_LARGE_BATCH, alone):
         yield (
             f"On {nodes} a step takes {last.global_batch:,} samples. Whether such steps still "
@@ -184,9 +185,9 @@ def _on_limits(best: Forecast, projection: Projection) -> Iterator[str]:
         )
 
 
-def _cure(size: Predicted, projection: Projection) -> str:
-    """Name the larger of what failures cost: steps done again, half an interval, and restarts."""
-    assumed = projection.question.assumed
+def _failure_advice(size: Predicted, projection: Projection) -> str:
+    """Say what to change about failures: by the larger cost, repeated steps or restarts."""
+    assumed = projection.request.assumed
     epoch_s = None if size.epoch_s is None else size.epoch_s * size.available
     again_s = snapshot_interval_s(epoch_s, assumed) / 2
     if again_s >= assumed.restart_s:
@@ -206,7 +207,7 @@ def _split_by_efficiency(
 
 
 def _pays(size: Predicted, projection: Projection) -> bool:
-    return size.efficiency >= projection.question.pays
+    return size.efficiency >= projection.request.pays
 
 
 def _furthest(forecast: Forecast, projection: Projection) -> int:
@@ -249,7 +250,7 @@ def _size(size: Predicted, verb: str = "") -> str:
     return f"{number} reach{ending and 'es'} {size.efficiency:.2f}"
 
 
-def _deal(size: Predicted, price: float) -> str:
+def _size_and_cost(size: Predicted, price: float) -> str:
     with_what = f" with {size.label}" if size.workers > 1 else ""
     cost = cost_per_epoch(size, price) or 0.0
     return (

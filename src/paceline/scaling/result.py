@@ -14,9 +14,9 @@ from paceline.scaling.plan import SLOWER_ALONE, Size
 
 _FEW_STEPS = 5
 _WIDE = 0.2
-_MOST_EFFICIENCY = 1.1
+_MAX_EFFICIENCY = 1.1
 """More than this doesn't come from more workers, but from one that was held up alone."""
-_LEAST_ROUNDS = 3
+_MIN_ROUNDS = 3
 
 
 def summarise(
@@ -129,11 +129,13 @@ def _spread(values: Sequence[float]) -> Spread | None:
 def _not_reliable(results: Sequence[SizeResult]) -> str:
     """Say what the measurements themselves show to be wrong with them; empty where nothing is."""
     doubts = []
+    # Repeats of one measurement that differ too much.
     wide = sorted({result.workers for result in results if _is_wide(result.images_per_s)})
     if wide:
         much = show_whole_percent(_WIDE)
         doubts.append(f"repeats differ by more than {much} with {_workers(wide)}")
-    beyond = [r for r in results if r.efficiency and r.efficiency.median > _MOST_EFFICIENCY]
+    # Several workers that do more than as many single ones: impossible but by other load.
+    beyond = [r for r in results if r.efficiency and r.efficiency.median > _MAX_EFFICIENCY]
     if beyond:
         most = max(beyond, key=lambda r: r.efficiency.median if r.efficiency else 0.0)
         share = most.efficiency.median if most.efficiency else 0.0
@@ -185,10 +187,10 @@ def _short(study: Study, results: Sequence[SizeResult]) -> Iterator[str]:
         every = result.method_options.get("sync_every")
         if result.method not in LOCAL_METHODS or not isinstance(every, int) or not result.step_s:
             continue
-        needed_s = (1 + _LEAST_ROUNDS) * every * result.step_s.median
+        needed_s = (1 + _MIN_ROUNDS) * every * result.step_s.median
         if needed_s > study.seconds:
             yield (
-                f"{_workers([result.workers])} with {result.method}: fewer than {_LEAST_ROUNDS} "
+                f"{_workers([result.workers])} with {result.method}: fewer than {_MIN_ROUNDS} "
                 f"rounds of {every} steps after the first one fit into {study.seconds:g} s, so "
                 f"that averages hardly count: give at least {ceil(needed_s)} --seconds"
             )

@@ -1,4 +1,4 @@
-"""Goes through a study's measurements one after the other, and keeps what each came to.
+"""Runs the measurements of a study one after the other, and keeps the result of each.
 
 A study is its directory: `measured/NAME.json` holds what a measurement came to, `runs/NAME` its run
 directory, `trained/NAME` a whole training. What is there already isn't measured again.
@@ -33,7 +33,7 @@ from paceline.scaling.subprocess_runner import (
 
 _STARTING_S = 10.0
 """What starting and ending a training takes, until it is known."""
-_MOST_S = 1800.0
+_OVERHEAD_LIMIT_S = 1800.0
 """For starting, the first step, evaluation and the end of a measurement."""
 _FACTOR = 3.0
 _SHOW_S = 60.0
@@ -84,7 +84,7 @@ class Runner:
     """Exit codes of what failed this time."""
     problems: list[str] = field(default_factory=list)
     """Of whole trainings."""
-    _hopeless: set[Size] = field(default_factory=set)
+    _failed_sizes: set[Size] = field(default_factory=set)
 
     def measured(self, plan: Sequence[Measurement]) -> dict[Size, list[Measured]]:
         """Read what there is."""
@@ -115,10 +115,10 @@ class Runner:
         if len(missing) < len(plan):
             self.say(f"{len(plan) - len(missing)} of {len(plan)} measurements are there already")
         for number, measurement in enumerate(missing):
-            if measurement.size in self._hopeless:
+            if measurement.size in self._failed_sizes:
                 continue
             # Without the sizes that would fail again: the time that is left is counted by these.
-            left = [m for m in missing[number:] if m.size not in self._hopeless]
+            left = [m for m in missing[number:] if m.size not in self._failed_sizes]
             self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
             record = self._measure(measurement)
             self._refuse_own_batch(measurement.size, record)
@@ -166,8 +166,8 @@ class Runner:
             problem = "the batch of a worker isn't known, since one alone couldn't be measured"
             return Measured(run_dir=name, exit_code=ExitCode.JOB, problem=problem)
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
-        words = [*self.program, *self.commands.measure(size, run.path, self._batch(size))]
-        ended = train_for(self.seconds, words, run, self._log(name), size.method)
+        command = [*self.program, *self.commands.measure(size, run.path, self._batch(size))]
+        ended = train_for(self.seconds, command, run, self._log(name), size.method)
         self.commands.remove_snapshots(size, run.path)
         return read_ended(ended, run, name, size.method)
 
@@ -181,7 +181,7 @@ class Runner:
             raise UsageError(_own_batch(record.script_batch))
 
     def _handle_failure(self, size: Size, record: Measured) -> None:
-        """Draw the conclusions of a measurement for those to come.
+        """Stop the study, or skip the size from now on, depending on how a measurement failed.
 
         Raises:
             UsageError: They would all fail alike.
@@ -192,18 +192,18 @@ class Runner:
         if record.exit_code == ExitCode.USAGE and size.workers == 1:
             raise UsageError(record.problem)
         if record.exit_code != ExitCode.INFRASTRUCTURE:
-            self._hopeless.add(size)  # it would fail again
+            self._failed_sizes.add(size)  # it would fail again
 
     def _train(self, size: Size) -> CommandResult:
         name = f"trained/{size.name}"
         run = RunDirectory.named(self.place / name)
-        words = train_or_resume(self.commands, size, run, self._batch(size))
+        command = train_or_resume(self.commands, size, run, self._batch(size))
         return run_command(
-            [*self.program, *words], self._log(name), None, self._progress_reporter(run)
+            [*self.program, *command], self._log(name), None, self._progress_reporter(run)
         )
 
     def _progress_reporter(self, run: RunDirectory) -> Callable[[], bool]:
-        """Say now and then how far a long training is."""
+        """Print the progress of a long training from time to time."""
         shown_s, shown = time.monotonic(), ""
 
         def poll() -> bool:
@@ -250,13 +250,13 @@ class Runner:
 
 
 def train_for(
-    seconds: float, words: Sequence[str], run: RunDirectory, log: Path, method: SyncMethod
+    seconds: float, command: Sequence[str], run: RunDirectory, log: Path, method: SyncMethod
 ) -> CommandResult:
     """Have a command train for some seconds, and remove its snapshots. Blocks.
 
     Args:
-        seconds: Of training; the command has been told.
-        words: The command.
+        seconds: Of training; the command has the option for it already.
+        command: The command.
         run: Its run directory.
         log: For what it prints.
         method: Its `--sync`: one that refuses a time budget is stopped from here.
@@ -266,11 +266,11 @@ def train_for(
     """
     clock = time_is_over(run, seconds) if method in ENDED_FROM_OUTSIDE else lambda: False
     try:
-        ended = run_command(words, log, _FACTOR * seconds + _MOST_S, clock)
+        ended = run_command(command, log, _FACTOR * seconds + _OVERHEAD_LIMIT_S, clock)
     except InterruptedStudyError:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
-    shutil.rmtree(run.snapshots, ignore_errors=True)  # nobody goes on from a measurement
+    shutil.rmtree(run.snapshots, ignore_errors=True)  # measurements are never resumed
     return ended
 
 

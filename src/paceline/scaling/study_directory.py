@@ -17,7 +17,7 @@ from paceline.files import why_unreadable, write_atomic, write_json
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
-from paceline.launch.ssh.ssh import plain_ssh_words
+from paceline.launch.ssh.ssh import plain_ssh_command
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import STUDY_JSON, Measured, Study, require_study
 from paceline.scaling.options import parse_methods
@@ -173,6 +173,7 @@ class StudyDirectory:
         """
         before = self._read().asked
         measured = {found[2] for found in self._measured()}
+        # Options of methods that haven't been measured yet may change.
         known = {name for method in measured & {*methods} for name in own_options(method)}
         free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
         for name in sorted({*before, *requested} - free):
@@ -194,7 +195,7 @@ def _describe_option(name: str, value: object) -> str:
     return f"no {name}" if value in (None, [], "") else f"{name} {value}"
 
 
-_MOST_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 def remove_snapshots(
@@ -212,7 +213,7 @@ def remove_snapshots(
     def work(host: Host, commands: Commands) -> None:
         command = removal_command(host, options, run_dir, here)
         with suppress(OSError, subprocess.TimeoutExpired):
-            commands.run(command, _MOST_S)
+            commands.run(command, _TIMEOUT_S)
 
     with suppress(InfrastructureError):
         on_each(hosts, work)
@@ -226,4 +227,4 @@ def removal_command(host: Host, options: HostsOptions, run_dir: Path, here: Path
         place = Path(host.directory or usual) / place.relative_to(here)
     text = str(place)
     path = f'"$HOME"{shlex.quote(text[1:])}' if text.startswith("~/") else shlex.quote(text)
-    return [*plain_ssh_words(host, options), "--", host.name, f"rm -rf -- {path}"]
+    return [*plain_ssh_command(host, options), "--", host.name, f"rm -rf -- {path}"]

@@ -103,7 +103,7 @@ def _wait(
 
 
 def _stop(process: subprocess.Popen[bytes], requests: StopRequests) -> None:
-    """Pass the wish to stop on; another signal is an order to kill."""
+    """Pass the request to stop on; another signal kills."""
     count, until_s = requests.count, time.monotonic() + _STOP_S
     process.send_signal(signal.SIGINT)
     while requests.count == count and time.monotonic() < until_s:

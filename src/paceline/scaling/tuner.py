@@ -38,11 +38,11 @@ from paceline.scaling.tuning import (
 
 USUAL = Change(name="usual", settings={}, kind="same bits")
 """The training as it is."""
-_MOST_PAIRS = 8
-_LEAST_STEPS = 5
+_MAX_PAIRS = 8
+_MIN_STEPS = 5
 """In a trial: the first one of a training, which warms up, is none by which it is measured."""
 _SEEDS = (0, 1, 2)
-_MOST_TRAINING_S = 24 * 3600.0
+_MAX_TRAINING_S = 24 * 3600.0
 
 
 @final
@@ -98,14 +98,16 @@ class Tuner:
             PacelineError: The training as it is can't be measured; with its exit code.
             InterruptedStudyError: A signal came.
         """
+        # 1. Measure the training as it is: what may be changed, and how long a trial has to be.
         first = self._trial(USUAL, 0, "first")
         training = self.training
         if first.problem is not None:
             raise _kind_of(first)(f"{training.name} can't be measured: {first.problem}")
         facts = self._facts(first)
-        self.seconds = max(self.seconds, _LEAST_STEPS * (first.step_s or 0.0))
+        self.seconds = max(self.seconds, _MIN_STEPS * (first.step_s or 0.0))
         if training.batch is not None:
             self.training = replace(training, batch=facts.global_batch)
+        # 2. List the changes that apply to it.
         self.advice = advise_on_data(facts)
         changes = [
             change
@@ -119,7 +121,8 @@ class Tuner:
             f"{format_duration(self.budget_s)}, {format_duration(self.seconds)} a trial and "
             f"{format_duration(self._starting_s)} to start it, in {self.place}"
         )
-        for turn in range(1, _MOST_PAIRS + 1):
+        # 3. Try all that are still open, again and again, in pairs; then confirm the best.
+        for turn in range(1, _MAX_PAIRS + 1):
             self._try_all(turn)
         self._conclude()
 
@@ -168,7 +171,7 @@ class Tuner:
             self._confirm(chosen[:1])
 
     def _confirm(self, chosen: Sequence[Tried]) -> None:
-        """Measure anew what looked best: of many, the best is in part the luckiest."""
+        """Measure the best again: chosen as the best of many, it was in part lucky."""
         change = together([tried.change for tried in chosen])
         # What may change the result has been judged, one by one.
         self.confirmed = Tried(change=replace(change, kind="rounding"))
@@ -183,10 +186,12 @@ class Tuner:
         """Try changes next to the training as it is; the other way round in every second turn."""
         if not changes:
             return []
+        # Next to each other in time: a machine whose speed drifts then slows both alike.
         order = [changes[0], USUAL, *changes[1:]]
         name = prefix + "+".join(change.name for change in changes)
         names = in_words([change.name for change in changes])
         self.say(f"  tries {names} beside the training as it is, pair {turn}")
+        # Changes that take longer to start get longer trials.
         seconds = {c.name: self._more_s(c, g) for c, g in zip(changes, gains, strict=True)}
         found = {
             which.name: self._trial(
@@ -197,6 +202,7 @@ class Tuner:
             )
             for which in (order if turn % 2 else reversed(order))
         }
+        # A change's gain is its speed over that of the trial beside it.
         usual = found.pop(USUAL.name)
         if usual.images_per_s:
             self.usual.append(usual.images_per_s)
@@ -206,6 +212,7 @@ class Tuner:
         ]
 
     def _gain(self, change: Change, gain: Gain, usual: Measured, changed: Measured) -> Gain:
+        # Without its counterpart a trial of the change says nothing.
         if usual.problem is not None and changed.problem is None:
             self.say(f"  {change.name}: the training as it is failed beside it: {usual.problem}")
             return gain
@@ -213,6 +220,7 @@ class Tuner:
         if problem or not usual.images_per_s or not changed.images_per_s:
             self.say(f"  {change.name}: {problem or 'it trained no step'}")
             return replace(gain, problem=problem or "it trained no step")
+        # What a change costs once at its start (compiling, say) counts apart from its speed.
         starting_s = self._lost_s(changed) - self._lost_s(usual)
         found = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
         low, high = found.bounds
@@ -248,8 +256,8 @@ class Tuner:
         size, given = self._as_changed(change)
         commands = self.training.commands(given, seconds)
         shutil.rmtree(run.path, ignore_errors=True)  # of an attempt that failed or was broken off
-        words = commands.measure(size, run.path, self.training.batch)
-        ended = train_for(seconds, [*self.program, *words], run, log, size.method)
+        command = commands.measure(size, run.path, self.training.batch)
+        ended = train_for(seconds, [*self.program, *command], run, log, size.method)
         commands.remove_snapshots(size, run.path)
         return read_ended(ended, run, str(run.path.relative_to(self.place)), None)
 
@@ -312,13 +320,14 @@ class Tuner:
         """
         name = f"{change.name}-{seed}"
         run = RunDirectory(folder_in(self.place, "quality") / name)
+        # Train, unless an earlier, interrupted tuning has done so already.
         if read_whole(run, name) is None:
             size, given = self._as_changed(change)
             writer = self.training.commands({**given, "seed": seed}, 0.0)
-            words = train_or_resume(writer, size, run, self.training.batch)
+            command = train_or_resume(writer, size, run, self.training.batch)
             self.say(f"  {change.name}: a whole training from seed {seed}")
             log = folder_in(self.place, "logs") / f"quality-{name}.log"
-            ended = run_command([*self.program, *words], log, _MOST_TRAINING_S, lambda: False)
+            ended = run_command([*self.program, *command], log, _MAX_TRAINING_S, lambda: False)
             if ended.problem is not None:
                 raise JobError(f"from seed {seed}: {ended.problem}")
         trained = read_whole(run, name)
@@ -335,7 +344,7 @@ def _kind_of(failed: Measured) -> type[PacelineError]:
 
 def _is_open(tried: Tried, turn: int) -> bool:
     """Tell whether more trials may settle what isn't settled."""
-    return not tried.gain.is_hopeless and (turn <= PAIRS or not tried.gain.is_settled)
+    return not tried.gain.should_prune and (turn <= PAIRS or not tried.gain.is_settled)
 
 
 def _other_training(usual: Measured, changed: Measured) -> str | None:

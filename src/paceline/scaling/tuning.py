@@ -15,18 +15,18 @@ whole trainings can judge."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t at 0.975 for 1 degree of freedom, 2, ...; beyond them nearly the normal 1.96."""
-_HOPELESS = (0.9, 1.0)
+_PRUNED_BELOW = (0.9, 1.0)
 """A change is given up below these means of its first pair, and of its first two."""
 PAIRS = 3
 """Pairs of trials from which on a change is judged."""
-_LEAST_GAIN = 1.02
+_MIN_GAIN = 1.02
 """Below this a change isn't worth more trials."""
 _LOADING = 0.03
 """Share of a step for waiting for batches, below which loader processes aren't looked at."""
-_MOST_LOADERS = 4
+_MAX_LOADERS = 4
 _CHEAPER = ("bf16", "powersgd", "local")
 """Values of `--sync` that send fewer bytes: half of them, a hundredth, and in few steps."""
-_LEAST_SPLIT = 16
+_MIN_SPLIT = 16
 """Samples of a worker's batch, below which cutting it in two isn't tried."""
 COMPILING_S = 45.0
 """More time for the first trial that compiles: its first step counts."""
@@ -98,12 +98,12 @@ class Gain:
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
     @property
-    def is_hopeless(self) -> bool:
-        """Whether further pairs would be a waste."""
+    def should_prune(self) -> bool:
+        """Whether it is so slow, or has failed, that no further pairs are tried."""
         if self.problem is not None:
             return True
         count = len(self.ratios)
-        return 0 < count <= len(_HOPELESS) and self.mean < _HOPELESS[count - 1]
+        return 0 < count <= len(_PRUNED_BELOW) and self.mean < _PRUNED_BELOW[count - 1]
 
     @property
     def is_faster(self) -> bool:
@@ -113,7 +113,7 @@ class Gain:
     @property
     def is_settled(self) -> bool:
         """Whether further pairs would tell nothing new."""
-        return self.is_faster or (len(self.ratios) >= PAIRS and self.bounds[1] < _LEAST_GAIN)
+        return self.is_faster or (len(self.ratios) >= PAIRS and self.bounds[1] < _MIN_GAIN)
 
     @property
     def start_s(self) -> float:
@@ -211,7 +211,7 @@ def _divided(facts: Facts) -> Iterable[Change]:
     batch = math.ceil(facts.global_batch / facts.workers)
     # Statistics of the whole batch need it at once.
     may_split = own.get("max_batch_per_worker") is None and own.get("sync_batchnorm") is not True
-    if batch >= _LEAST_SPLIT and may_split:
+    if batch >= _MIN_SPLIT and may_split:
         half = {"max_batch_per_worker": math.ceil(batch / 2)}
         yield Change(name="halves", settings=half, kind=kind)
 
@@ -219,7 +219,7 @@ def _divided(facts: Facts) -> Iterable[Change]:
 def _loading(facts: Facts) -> Iterable[Change]:
     if facts.waits_for_data < _LOADING or facts.loader_workers is not None:
         return
-    for count in (0, 1, 2, _MOST_LOADERS):
+    for count in (0, 1, 2, _MAX_LOADERS):
         if count != facts.settings.get("loader_workers") and count <= max(2, facts.cores):
             settings = {"loader_workers": count}
             yield Change(name=f"loaders-{count}", settings=settings, kind="same bits")
@@ -294,7 +294,7 @@ class Tried:
 
     @property
     def verdict(self) -> str:
-        """Say in a few words what to think of it."""
+        """Summarise the result in a few words."""
         gain = self.gain
         if gain.problem is not None:
             return f"failed: {gain.problem}"
@@ -302,7 +302,7 @@ class Tried:
         if not gain.ratios:
             return f"not tried: {why}"
         if not gain.is_faster:
-            is_known = len(gain.ratios) >= PAIRS or gain.is_hopeless
+            is_known = len(gain.ratios) >= PAIRS or gain.should_prune
             return "no sure gain" if is_known else f"not settled: {why}"
         if self.change.kind != "quality":
             return "faster"

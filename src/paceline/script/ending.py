@@ -1,4 +1,4 @@
-"""How a session ends that no `with` block ends: by `close`, with its block, or with the process."""
+"""Ends a session: by its `with` block, by `close`, or else when its process ends."""
 
 import os
 import sys

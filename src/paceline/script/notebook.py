@@ -69,17 +69,17 @@ def launch(
     with TemporaryDirectory(prefix="paceline-") as place, socket.socket() as reserved:
         # Bound, not listening: it only keeps the port from others.
         reserved.bind((_LOOPBACK, 0))
-        meeting = _Meeting(str(Path(place) / "store"), str(reserved.getsockname()[1]))
+        rendezvous = _Rendezvous(str(Path(place) / "store"), str(reserved.getsockname()[1]))
         try:
             for rank in range(workers):
-                started.append(_fork(rank, workers, meeting, function, arguments))
+                started.append(_fork(rank, workers, rendezvous, function, arguments))
             return _collect(started)
         finally:
             _end(started)
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _Rendezvous:
     """Where the workers meet."""
 
     file: str
@@ -90,7 +90,7 @@ class _Meeting:
 def _fork(
     rank: int,
     workers: int,
-    meeting: _Meeting,
+    rendezvous: _Rendezvous,
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
 ) -> _Worker:
@@ -103,15 +103,15 @@ def _fork(
     pid = os.fork()
     if pid == 0:
         reading.close()
-        _be_worker(rank, workers, meeting, parent, function, arguments, writing)
+        _run_worker(rank, workers, rendezvous, parent, function, arguments, writing)
     writing.close()
     return _Worker(rank, pid, reading)
 
 
-def _be_worker(
+def _run_worker(
     rank: int,
     workers: int,
-    meeting: _Meeting,
+    rendezvous: _Rendezvous,
     parent: int,
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
@@ -122,8 +122,8 @@ def _be_worker(
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
     threads = max(1, usable_cores() // workers)
-    set_variables(_environment(rank, workers, meeting, threads))
-    meet_in_file(meeting.file)
+    set_variables(_environment(rank, workers, rendezvous, threads))
+    meet_in_file(rendezvous.file)
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
     # Call the function; its value or its traceback goes through the pipe.
     code = 0
@@ -162,7 +162,7 @@ def _as_list(value: object) -> object:
     )
 
 
-def _environment(rank: int, workers: int, meeting: _Meeting, threads: int) -> dict[str, str]:
+def _environment(rank: int, workers: int, rendezvous: _Rendezvous, threads: int) -> dict[str, str]:
     interface = "lo0" if sys.platform == "darwin" else "lo"
     numbers = {
         "RANK": rank,
@@ -176,8 +176,8 @@ def _environment(rank: int, workers: int, meeting: _Meeting, threads: int) -> di
     }
     return {name: str(number) for name, number in numbers.items()} | {
         "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": meeting.port,
-        STORE_VARIABLE: f"{meeting.port}:{meeting.file}",
+        "MASTER_PORT": rendezvous.port,
+        STORE_VARIABLE: f"{rendezvous.port}:{rendezvous.file}",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": interface,

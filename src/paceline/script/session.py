@@ -64,7 +64,7 @@ def session(
     resume: Resume = False,
     **settings: Unpack[SessionSettings],
 ) -> Session:
-    """Be a worker of a training from here on. Collective.
+    """Become a worker of a training from here on. Collective.
 
     The same script runs as one plain process and as many, under `paceline run`, torchrun, srun or
     mpirun. The session ends with the script, with a `with` block or by `close()`; then the summary

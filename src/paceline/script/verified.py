@@ -21,7 +21,7 @@ from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
 from paceline.verify.isolation.file_isolation import writes_isolated
-from paceline.verify.isolation.subprocesses import be_worker
+from paceline.verify.isolation.subprocesses import mark_worker
 from paceline.verify.observing.observer import Observer, SessionHook
 from paceline.verify.observing.script_hooks import watched
 from paceline.verify.trial import EnoughSeenError, Trial, record_path
@@ -44,7 +44,7 @@ def run_watched(payload: str) -> str:
     rank = current_placement().rank
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
     # Install the observer's hooks in this context alone; `reset` takes them out again.
-    be_worker()
+    mark_worker()
     token = ADDED_HOOKS.set((SessionHook(observer),))
     is_cut = True
     try:
@@ -60,16 +60,16 @@ def run_watched(payload: str) -> str:
     return json.dumps({"stopped_because": "watched", "cut": is_cut})
 
 
-def main(words: Sequence[str]) -> None:
-    """Be a worker that a launching command of the user's own has started, in place of the script.
+def main(argv: Sequence[str]) -> None:
+    """Run a worker that the user's own launching command has started, in place of the script.
 
     Args:
-        words: A trial's file, `-m` where a module's name follows, script and its arguments.
+        argv: A trial's file, `-m` where a module's name follows, script and its arguments.
     """
     die_with_parent(os.getppid())
     # torch.distributed.launch puts this before all that it was given for the script.
-    local = [word for word in words[:1] if word.startswith("--local-rank=")]
-    file, *left = words[len(local) :]
+    local = [word for word in argv[:1] if word.startswith("--local-rank=")]
+    file, *left = argv[len(local) :]
     trial = Trial.from_json(Path(file).read_text())
     is_module = left[0] == "-m"
     script, *arguments = left[is_module:]

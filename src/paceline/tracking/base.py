@@ -16,7 +16,7 @@ Ending = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a tracker is told of a run when it begins, from `run.json`."""
+    """What a tracker gets about a run when it begins, from `run.json`."""
 
     path: Path
     """The run directory; a sink may keep files of its own in it, in a folder of its name."""
@@ -95,4 +95,4 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the connection. Called last, once, in any case; also after an error."""
+        """Close the connection. Called last, once, in any case; also after an error."""

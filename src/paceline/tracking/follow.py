@@ -30,7 +30,7 @@ EVERY_S = 2.0
 _BATCH = 500
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 2.0, 60.0
 _SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET")
-_LEAST_SECRET = 6
+_MIN_SECRET_LENGTH = 6
 """Characters; what is shorter may be a word."""
 _USER = re.compile(r"(?<=://)[^/@\s]+@")
 
@@ -179,7 +179,7 @@ class Follower:
             self._say = None
 
     def close(self) -> None:
-        """Let go of the tracker; called once at the end, in any case."""
+        """Close the connection to the tracker; called once at the end, in any case."""
         sink, self._sink = self._sink, None
         if sink is not None:
             try:
@@ -243,7 +243,7 @@ def log(text: str, name: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """Leave out what lets somebody in: values of variables named as secrets, users in addresses."""
+    """Remove credentials: values of variables named as secrets, users in addresses."""
     for value in _secrets():
         text = text.replace(value, "***")
     return _USER.sub("***@", text)
@@ -252,4 +252,4 @@ def without_secrets(text: str) -> str:
 def _secrets() -> list[str]:
     variables: Mapping[str, str] = surroundings()
     named = [value for name, value in variables.items() if _SECRET.search(name)]
-    return sorted((v for v in named if len(v) >= _LEAST_SECRET), key=len, reverse=True)
+    return sorted((v for v in named if len(v) >= _MIN_SECRET_LENGTH), key=len, reverse=True)

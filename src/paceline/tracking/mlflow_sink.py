@@ -21,7 +21,7 @@ _NO_NAME = re.compile(r"[^\w. /:-]")
 """What no name of a metric or a tag may have in it."""
 _SERVICES = frozenset({"databricks", "databricks-uc", "uc"})
 """Names of MLflow's for stores, which look like folders."""
-_MOST_METRICS, _MOST_PARAMS, _LONGEST_PARAM = 1000, 100, 6000
+_MAX_METRICS, _MAX_PARAMS, _MAX_PARAM_LENGTH = 1000, 100, 6000
 """Of one call, as MLflow's REST API limits them."""
 
 
@@ -52,8 +52,8 @@ class MlflowSink(Sink):
         """Send rows; they are delivered once it returns."""
         assert self._client is not None
         metrics = [metric for row in rows for metric in self._metrics(row)]
-        for start in range(0, len(metrics), _MOST_METRICS):
-            part = metrics[start : start + _MOST_METRICS]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            part = metrics[start : start + _MAX_METRICS]
             self._client.log_batch(self._id, metrics=part)
         self._newest = rows[-1]
 
@@ -78,15 +78,15 @@ class MlflowSink(Sink):
         """Send the configuration; what has changed since the first start becomes a tag."""
         assert self._client is not None
         known = self._client.get_run(self._id).data.params
-        wanted = {name: _text(value)[:_LONGEST_PARAM] for name, value in run.config.items()}
+        wanted = {name: _text(value)[:_MAX_PARAM_LENGTH] for name, value in run.config.items()}
         new = [Param(name, value) for name, value in wanted.items() if name not in known]
         # A parameter of MLflow never changes.
         changed = [RunTag(f"resumed/{n}", v) for n, v in wanted.items() if known.get(n, v) != v]
         tags = [RunTag("paceline.run_dir", str(run.path)), *map(_tag, run.tags)]
         if run.note:
             tags.append(RunTag("mlflow.note.content", run.note))
-        for start in range(0, len(new), _MOST_PARAMS):
-            self._client.log_batch(self._id, params=new[start : start + _MOST_PARAMS])
+        for start in range(0, len(new), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=new[start : start + _MAX_PARAMS])
         self._client.log_batch(self._id, tags=[*tags, *changed])
 
     def _where(self) -> str:

@@ -1,4 +1,4 @@
-"""What a tracker is given: new rows of `steps.csv` and `metrics.csv` as they come, and the run."""
+"""Reads what a tracker is given: the run, and new rows of `steps.csv` and `metrics.csv`."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from paceline.results.run_notes import RunNotes
 from paceline.tracking.base import Ending, Row, RunInfo
 from paceline.training.config import training_options
 
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 """Of a table that are read at once; the rest comes the next time."""
 _BESIDE_TRAINING = frozenset({"tracker", "tracker_project", "name", "tag", "note"})
 """Options that say nothing of what is trained."""
@@ -50,8 +50,8 @@ class NewRows:
             through the same steps once more.
         last_step: The newest step that it says it has itself; what is newer isn't left out.
         """
-        self._steps = GrowingTable(run.steps_csv, _MOST_BYTES)
-        self._epochs = GrowingTable(run.metrics_csv, _MOST_BYTES)
+        self._steps = GrowingTable(run.steps_csv, _MAX_BYTES)
+        self._epochs = GrowingTable(run.metrics_csv, _MAX_BYTES)
         self._cursor = cursor
         self._newest = math.inf if last_step is None else last_step
 

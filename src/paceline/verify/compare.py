@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from paceline.verify.tensor_sketch import TensorSketch, distance, look_alike, relative_distance
+from paceline.verify.tensor_sketch import TensorSketch, contents_match, distance, relative_distance
 from paceline.verify.trace import Step, Trace
 
 FACTOR = 32.0
@@ -27,8 +27,8 @@ class StepDifference:
     step: int
     """From 0."""
     same_samples: bool
-    same_looks: bool
-    """Whether the samples looked the same: the same augmentation."""
+    same_contents: bool
+    """Whether the samples had the same values: the same augmentation."""
     loss: float
     gradients: float
     weights: float
@@ -44,7 +44,7 @@ class Limits:
     gradients: tuple[float, ...]
     weights: tuple[float, ...]
     measured: bool
-    """Whether a disturbed launch has told; otherwise the user has."""
+    """Whether they come from a perturbed launch; otherwise the user has given them."""
 
     def of_gradients(self, step: int) -> float:
         """Give the limit of a step's gradients."""
@@ -82,8 +82,8 @@ class Comparison:
 
     @property
     def contents_differ_from(self) -> int | None:
-        """The first step whose samples looked otherwise."""
-        return next((d.step for d in self.differences if not d.same_looks), None)
+        """The first step whose samples have other values."""
+        return next((d.step for d in self.differences if not d.same_contents), None)
 
     def worst(self, name: str) -> float:
         """Give the largest difference in `loss`, `gradients` or `weights`."""
@@ -117,7 +117,7 @@ class Comparison:
         gradients, weights = limits.of_gradients(first.step), limits.of_weights(first.step)
         differs = {
             "samples": not first.same_samples,
-            "augmentation": not first.same_looks,
+            "augmentation": not first.same_contents,
             "loss": first.loss > gradients,  # it has no limit of its own
             "gradients": first.gradients > gradients,
             "weights": first.weights > weights,
@@ -140,7 +140,7 @@ def compare(first: Trace, other: Trace) -> Comparison:
 
 
 def measured_limits(yardstick: Comparison) -> Limits:
-    """Allow for rounding what a launch and its disturbed self were apart, and some more."""
+    """Derive the limits from a launch and its perturbed copy: their differences, times a margin."""
     found = yardstick.differences
     return Limits(
         gradients=_risen([d.gradients for d in found]),
@@ -150,7 +150,7 @@ def measured_limits(yardstick: Comparison) -> Limits:
 
 
 def given_limits(tolerance: float) -> Limits:
-    """Take the user's word."""
+    """Make limits of the tolerance that the user gives."""
     return Limits(gradients=(tolerance,), weights=(tolerance,), measured=False)
 
 
@@ -175,7 +175,9 @@ def _difference(number: int, one: Step, two: Step) -> StepDifference:
     return StepDifference(
         step=number,
         same_samples=one.all_samples == two.all_samples,
-        same_looks=all(look_alike(others.get(sample, look), look) for sample, look in ours.items()),
+        same_contents=all(
+            contents_match(others.get(sample, content), content) for sample, content in ours.items()
+        ),
         loss=_loss_difference(one, two),
         gradients=relative_distance((a, b) for _, a, b in gradients),
         weights=relative_distance(zip(mine.weights, theirs.weights, strict=False)),

@@ -44,7 +44,7 @@ class PassBegun:
     sampler_drops: bool
     loader_drops: bool
     epoch: int
-    """As the sampler was told by set_epoch."""
+    """As passed to the sampler's set_epoch."""
     samples: int
     """Of the whole data set; 0 where it has no length."""
     batches: int = 0
@@ -65,7 +65,7 @@ class Drawn:
     samples: tuple[str, ...]
     """Each sample's index in the data set, or the hash of its content where it has none."""
     contents: tuple[str, ...]
-    """Hashes of what the samples look like, after augmentation; empty where it can't be told."""
+    """Hashes of the samples' values, after augmentation; empty where these can't be hashed."""
     trains: bool | None = None
     """Whether it is trained on; None where what follows tells."""
     total: int = 0

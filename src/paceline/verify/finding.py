@@ -1,4 +1,4 @@
-"""What the search for causes works on, and what it finds: a cause, where it shows."""
+"""Input and output of the detectors: a `Case` to explain, and a `Finding` with its cause."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Cause(StrEnum):
 NOTES = frozenset(
     {Cause.BATCH_GROWS, Cause.START_HIDDEN, Cause.NO_GRADIENT, Cause.METRIC_SHARE, Cause.CHANCE}
 )
-"""What may be meant: told, and no fault by itself."""
+"""Causes that may be intended: reported, but no faults by themselves."""
 ALIKE = NOTES - {Cause.BATCH_GROWS} | {Cause.SET_EPOCH}
 """What is the same on any number of workers, or changes no weights."""
 
@@ -95,7 +95,7 @@ class Finding:
 
     @property
     def is_fault(self) -> bool:
-        """Whether it is wrong, or may be meant."""
+        """Whether it is a fault; else it may be intended."""
         return self.cause not in NOTES
 
     @property

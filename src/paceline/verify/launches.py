@@ -172,6 +172,7 @@ class VerifyLauncher:
         from paceline.verify.observed_launch import run_observed
 
         threads, command = self.threads(workers), self.request.command
+        # By the user's own command (torchrun, say), with the observer in front of the script.
         if command is not None and command.has_launcher:
             command = replace(command, arguments=(*command.arguments, *more_args))
             file = records / "trial.json"
@@ -186,6 +187,7 @@ class VerifyLauncher:
                     records=records,
                     log_dir=run.logs,
                 )
+        # By Paceline's own launcher.
         prepare(PRELOAD, threads)
         with own_directory_is(self.place), self._report_changes():
             return launch_local(
@@ -218,7 +220,7 @@ class VerifyLauncher:
 
     @contextmanager
     def _report_changes(self) -> Iterator[None]:
-        """Say what a script has changed all the same, where the kernel can't forbid it."""
+        """Report the user's files that a script has changed, where the kernel can't forbid it."""
         from paceline.verify.isolation.file_isolation import changes, files_below
 
         if self.confines or not self.holds_back:
@@ -254,6 +256,7 @@ class VerifyLauncher:
         from paceline.verify.trial import Trial
 
         command, variables = self.request.command, dict[str, str]()
+        # Without a launcher the workers are ours, and set the command's variables themselves.
         if command is not None and not command.has_launcher:
             variables = variables_for(command, workers, on_cpu=self.on_cpu)
         given = (*self.request.training.script_args, *(part.more_args if part else ()))
@@ -281,7 +284,7 @@ class VerifyLauncher:
         ).to_json()
 
     def _timeout_s(self) -> float:
-        """Wait less long than trainings do: a verification has few steps, and a user looks on."""
+        """Choose a shorter time-out than for trainings: a verification has few steps."""
         config = self.request.config
         return config.dist.timeout_s if "timeout_s" in self.request.training.given else _TIMEOUT_S
 

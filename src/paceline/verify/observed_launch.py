@@ -35,7 +35,7 @@ _EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
 
 
 def run_observed(
-    words: Sequence[str],
+    command: Sequence[str],
     variables: Mapping[str, str],
     *,
     workers: int,
@@ -45,7 +45,7 @@ def run_observed(
     """Run a command to its end, whose workers note what they see. Blocks; for the main thread.
 
     Args:
-        words: The command.
+        command: The command.
         variables: Its whole environment.
         workers: How many workers it is to start.
         records: Where they write what they see.
@@ -63,7 +63,7 @@ def run_observed(
     kills_before = oom_kills()
     # A signal is only noted: raised while a process is being started, it would lose that.
     with log.open("w", encoding="utf-8") as out, stop_requests(hangup=True) as stops:
-        process = _start(words, variables, out)
+        process = _start(command, variables, out)
         until_s = time.monotonic() + _START_S
         while process.poll() is None and not stops.count:
             with suppress(subprocess.TimeoutExpired):
@@ -74,21 +74,23 @@ def run_observed(
     code, interrupted = process.returncode, stops.count > 0
     failures: tuple[WorkerFailure, ...] = ()
     if not interrupted:
-        said = _end_of(log)
-        _check_workers(words, code, workers, records, said)
-        failures = _failures(code, log_dir, said, lacked_memory=oom_kills() > kills_before)
+        output = _end_of(log)
+        _check_workers(command, code, workers, records, output)
+        failures = _failures(code, log_dir, output, lacked_memory=oom_kills() > kills_before)
     return LaunchOutcome(results={}, interrupted=interrupted, failures=failures, restarts=0)
 
 
 def _start(
-    words: Sequence[str], variables: Mapping[str, str], out: TextIO
+    command: Sequence[str], variables: Mapping[str, str], out: TextIO
 ) -> subprocess.Popen[bytes]:
     try:
-        return start_apart(words, out, variables)
+        return start_apart(command, out, variables)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no program {words[0]!r}: is its environment active?") from error
+        raise UsageError(
+            f"there is no program {command[0]!r}: is its environment active?"
+        ) from error
     except PermissionError as error:
-        raise UsageError(f"{words[0]!r} can't be run: {error.strerror}") from error
+        raise UsageError(f"{command[0]!r} can't be run: {error.strerror}") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -104,21 +106,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failures(
-    code: int, log_dir: Path, said: str, *, lacked_memory: bool
+    code: int, log_dir: Path, output: str, *, lacked_memory: bool
 ) -> tuple[WorkerFailure, ...]:
     """Collect the workers' own records, what the launcher says of others, or its own end at last.
 
     Args:
         code: The launcher's exit code.
         log_dir: With the records.
-        said: The end of what the command has printed.
+        output: The end of what the command has printed.
         lacked_memory: Whether the kernel has killed a process for want of memory meanwhile.
     """
-    silent = partial(_silent, said=said, lacked_memory=lacked_memory)
+    silent = partial(_silent, output=output, lacked_memory=lacked_memory)
     found = {failure.rank: failure for failure in read_failures(log_dir)}
     if not code:
         return root_cause(found.values())
-    for rank, exit_code in ended_workers(said).items():
+    for rank, exit_code in ended_workers(output).items():
         # The launcher ends the others after the first.
         if rank not in found and exit_code != -signal.SIGTERM:
             found[rank] = silent(rank, exit_code)
@@ -127,7 +129,7 @@ def _failures(
     return root_cause(found.values())
 
 
-def _silent(rank: int, code: int, *, said: str, lacked_memory: bool) -> WorkerFailure:
+def _silent(rank: int, code: int, *, output: str, lacked_memory: bool) -> WorkerFailure:
     return silent_failure(
         rank,
         code,
@@ -135,30 +137,32 @@ def _silent(rank: int, code: int, *, said: str, lacked_memory: bool) -> WorkerFa
         step=None,
         operation="",
         out_of_memory=None if lacked_memory else False,
-        crash=_last_lines(said),
+        crash=_last_lines(output),
     )
 
 
-def ended_workers(said: str) -> dict[int, int]:
+def ended_workers(output: str) -> dict[int, int]:
     """Read the exit codes of workers, negative for a signal, in what torchrun has printed. Pure.
 
     Returns:
         By rank, those that torchrun names.
     """
-    ranks = list(_RANK.finditer(said))
-    ends = [*(found.start() for found in ranks[1:]), len(said)]
-    parts = ((int(r[1]), said[r.end() : end]) for r, end in zip(ranks, ends, strict=False))
+    ranks = list(_RANK.finditer(output))
+    ends = [*(found.start() for found in ranks[1:]), len(output)]
+    parts = ((int(r[1]), output[r.end() : end]) for r, end in zip(ranks, ends, strict=False))
     return {rank: int(found[1]) for rank, part in parts if (found := _EXIT_CODE.search(part))}
 
 
-def _check_workers(words: Sequence[str], code: int, workers: int, records: Path, said: str) -> None:
+def _check_workers(
+    command: Sequence[str], code: int, workers: int, records: Path, output: str
+) -> None:
     """Refuse a command that has started fewer workers, or others than those that were observed."""
     started = _started(records, workers)
     if len(started) == workers or (started and code):
         return  # of several workers one may fail before another has begun
     did = f"started {plural(len(started), 'worker')} instead of {workers}" if started else ""
     what = did or f"started no worker that could be observed (exit code {code})"
-    raise UsageError(f"`{shlex.join(words)}` {what}. It said last:\n{_last_lines(said)}")
+    raise UsageError(f"`{shlex.join(command)}` {what}. It said last:\n{_last_lines(output)}")
 
 
 def _started(records: Path, workers: int) -> list[int]:
@@ -171,5 +175,5 @@ def _end_of(log: Path) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-def _last_lines(said: str) -> str:
-    return "\n".join(said.rstrip().splitlines()[-_LAST_LINES:]) or "(nothing)"
+def _last_lines(output: str) -> str:
+    return "\n".join(output.rstrip().splitlines()[-_LAST_LINES:]) or "(nothing)"

@@ -1,4 +1,4 @@
-"""A training that was killed and started again, held against one that nobody disturbed."""
+"""Compares a training that was killed and started again with an uninterrupted one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Launches:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ResumeResult:
-    """All that came of it."""
+    """The result of `paceline verify --resume`."""
 
     launches: Launches
     verdict: Verdict
@@ -130,7 +130,7 @@ def _verdict(
 
 
 def _before_the_kill(launches: Launches, before: Comparison, limits: Limits) -> Iterator[Finding]:
-    """Tell whether the command does the same twice at all."""
+    """Compare the steps before the kill: does the command do the same twice at all?"""
     beyond = before.first_beyond(limits)
     samples = before.samples_differ_from
     steps = [d for d in (samples, beyond.step if beyond else None) if d is not None]
@@ -196,7 +196,7 @@ def _without_skipped(rest: Trace, resumed: Trace) -> Trace:
         first,
         samples=mine.samples,
         contents=tuple(
-            looks[-len(own) :] for looks, (_, own) in zip(first.contents, shares, strict=True)
+            contents[-len(own) :] for contents, (_, own) in zip(first.contents, shares, strict=True)
         ),
     )
     return replace(resumed, steps=(trimmed, *resumed.steps[1:]))
@@ -205,7 +205,8 @@ def _without_skipped(rest: Trace, resumed: Trace) -> Trace:
 def _after_the_kill(
     case: Case, launches: Launches, begins_at: int, apart: float, limits: Limits
 ) -> Iterator[Finding]:
-    """Look at everything that a checkpoint has to hold."""
+    """Compare, after the kill, everything that a checkpoint has to hold."""
+    # It began with the first step: no checkpoint was loaded at all.
     if begins_at == 0:
         files = listed([*launches.saved[:_SHOWN]])
         yield case.found(
@@ -214,6 +215,7 @@ def _after_the_kill(
             f"again, though it had written {files}",
         )
         return
+    # Else each kind of state by itself; where none differs, the gradients that do.
     found = list(_not_restored(case, launches, begins_at, apart, limits))
     if not found and case.beyond is not None:
         beyond = case.beyond
@@ -233,6 +235,7 @@ def _not_restored(
     case: Case, launches: Launches, begins_at: int, apart: float, limits: Limits
 ) -> Iterator[Finding]:
     whole, resumed = case.first.steps, case.other.steps
+    # Weights; then optimizer, loss scale and buffers; the schedule; samples and random numbers.
     if apart > limits.of_weights(0):
         yield case.found(
             Cause.WEIGHTS_NOT_RESTORED,
@@ -278,7 +281,7 @@ def _memory(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
         )
     same_batch = case.comparison.differences[0]
     apart = [n for n, sha in theirs.buffers.items() if mine.buffers.get(n, sha) != sha]
-    if apart and same_batch.same_samples and same_batch.same_looks and not same_batch.gradients:
+    if apart and same_batch.same_samples and same_batch.same_contents and not same_batch.gradients:
         yield case.found(
             Cause.BUFFERS_NOT_RESTORED,
             f"{listed(apart[:_SHOWN])} differ after the first step",

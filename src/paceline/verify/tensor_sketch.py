@@ -149,7 +149,7 @@ def sign_block() -> Tensor:
     return drawn.to(torch.float64) * 2 - 1
 
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _PADDING = (0.0, 1.0, -1.0, -100.0)
 """What sequences are usually padded with: tokens, masks and targets."""
 
@@ -159,7 +159,7 @@ def content_hashes(content: object, samples: int) -> tuple[str, ...]:
 
     Sequences are padded to the longest of their batch, at one end. What they are padded with isn't
     known, so each tensor of a sample that may be one has three hashes: without the repetitions of
-    its last value, without those of its first one, and whole (see `look_alike`).
+    its last value, without those of its first one, and whole (see `contents_match`).
 
     Args:
         content: Tensors whose first dimension is samples; in tuples, lists and dictionaries.
@@ -176,8 +176,8 @@ def content_hashes(content: object, samples: int) -> tuple[str, ...]:
     return tuple(_hashes([column[row] for column in columns]) for row in range(rows))
 
 
-def look_alike(one: str, other: str) -> bool:
-    """Tell by their hashes whether two samples look the same, apart from padding at one end."""
+def contents_match(one: str, other: str) -> bool:
+    """Tell by their hashes whether two samples have equal values, apart from padding at one end."""
     if one == other:
         return True
     pairs = [
@@ -215,7 +215,7 @@ def _hashes(parts: list[Tensor]) -> str:
 def _hash(parts: list[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=4)
     for part in parts:
-        digest.update(part.reshape(-1).float().numpy().tobytes()[:_MOST_BYTES])
+        digest.update(part.reshape(-1).float().numpy().tobytes()[:_MAX_BYTES])
     return digest.hexdigest()
 
 

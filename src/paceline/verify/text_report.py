@@ -69,7 +69,7 @@ class VerifyResult:
     """All that a verification has found."""
 
     results: tuple[CountVerdict, ...]
-    """The first is what the others were held against."""
+    """The first is the one that the others were compared with."""
     limits: Limits
     unseen: tuple[str, ...]
     yardstick: Comparison | None = None
@@ -146,6 +146,7 @@ def conclusion(outcome: VerifyResult) -> str:
     if first.verdict == Verdict.FAILED:
         return f"the script fails on {start}, so that nothing could be compared."
     parts = []
+    # A sentence for each verdict, over all numbers of workers that have it.
     for verdict, sentence in _CONCLUSIONS.items():
         counts = [j.workers for j in others if j.verdict == verdict]
         if counts:

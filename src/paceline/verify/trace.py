@@ -62,9 +62,9 @@ class Step:
 
     @property
     def sample_contents(self) -> dict[str, str]:
-        """What each sample looked like."""
+        """The hash of each sample's values."""
         pairs = zip(self.samples, self.contents, strict=True)
-        return {s: c for share, looks in pairs for s, c in zip(share, looks, strict=False)}
+        return {s: c for share, contents in pairs for s, c in zip(share, contents, strict=False)}
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Pass:
     samples: tuple[tuple[str, ...], ...]
     """By rank, in order."""
     contents: tuple[tuple[str, ...], ...] = ()
-    """What they looked like, by rank."""
+    """Hashes of their values, by rank."""
     batches: tuple[int, ...]
     """By rank."""
     trains: bool
@@ -101,8 +101,8 @@ class Pass:
     """Among the passes of its kind."""
     loader: int
 
-    def looks(self) -> Iterator[tuple[str, str]]:
-        """Give each sample with what it looked like, where that is known."""
+    def sample_contents(self) -> Iterator[tuple[str, str]]:
+        """Give each sample with the hash of its values, where that is known."""
         for samples, contents in zip(self.samples, self.contents, strict=False):
             if len(samples) == len(contents):
                 yield from zip(samples, contents, strict=True)
@@ -347,8 +347,8 @@ def _sorted(events: Sequence[Event], training: set[int]) -> _RankEvents:
 def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pass]:
     drawn: Mapping[tuple[int, int], list[list[str]]]
     drawn = defaultdict(lambda: [[] for _ in ranks])
-    looks: Mapping[tuple[int, int], list[list[str]]]
-    looks = defaultdict(lambda: [[] for _ in ranks])
+    contents: Mapping[tuple[int, int], list[list[str]]]
+    contents = defaultdict(lambda: [[] for _ in ranks])
     batches: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     ended: dict[tuple[int, int, int], bool] = {}
     begun: dict[tuple[int, int], list[PassBegun]] = {}
@@ -358,7 +358,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
         for event in events:
             if isinstance(event, Drawn):
                 drawn[event.loader, event.number][rank] += event.samples
-                looks[event.loader, event.number][rank] += event.contents
+                contents[event.loader, event.number][rank] += event.contents
                 batches[event.loader, event.number][rank] += 1
             elif isinstance(event, PassBegun):
                 begun.setdefault((event.loader, event.number), []).append(event)
@@ -378,7 +378,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
         yield Pass(
             begun=tuple(begun.get((loader, number), ())),
             samples=tuple(map(tuple, samples)),
-            contents=tuple(map(tuple, looks[loader, number])),
+            contents=tuple(map(tuple, contents[loader, number])),
             batches=tuple(batches[loader, number][rank] for rank in range(len(ranks))),
             trains=trains,
             is_whole=len(came_to_end) == len(batches[loader, number]),
@@ -394,7 +394,7 @@ def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pa
 
 
 def cut_up_before(first: Trace, other: Trace) -> set[int]:
-    """Find the loaders whose data sets a script has cut up for its ranks by itself.
+    """Find the loaders whose data sets a script has divided among its ranks by itself.
 
     Their indices count each rank's own samples, so that those of two ranks are different samples.
     """
@@ -410,7 +410,7 @@ def cut_up_before(first: Trace, other: Trace) -> set[int]:
 
 
 def by_content(trace: Trace, loaders: set[int]) -> Trace:
-    """Tell the samples of some loaders by what they look like instead of by their indices."""
+    """Identify the samples of some loaders by their values instead of by their indices."""
     trains = any(found.loader in loaders for found in trace.training())
     return replace(
         trace,
@@ -461,6 +461,7 @@ def _peeks(events: Sequence[Event]) -> Iterator[Key]:
     lengths = {_key(event): event.batches for event in events if isinstance(event, PassBegun)}
     ended = {_key(event) for event in events if isinstance(event, PassEnded)}
     waiting: set[Key] = set()
+    # A batch waits for a backward pass. Where another pass begins before, it was only looked at.
     for event in events:
         key = _key(event)
         if isinstance(event, Backward):
@@ -507,6 +508,7 @@ def _fetched_ahead(events: Sequence[Event]) -> set[int]:
     """Find the loaders whose batches are taken one step ahead."""
     passes: defaultdict[Key, _Alternation] = defaultdict(_Alternation)
     latest: _Alternation | None = None
+    # Count, for each pass, the batches between optimizer steps and backward passes.
     for event in events:
         if isinstance(event, Drawn) and not event.trains:
             latest = passes[event.loader, event.number]
@@ -524,7 +526,7 @@ def _fetched_ahead(events: Sequence[Event]) -> set[int]:
 
 
 def _delayed(events: Sequence[Event], loaders: set[int]) -> Iterator[Event]:
-    """Tell of each of these loaders' batches when the next one is taken, or the step before ends.
+    """Delay these loaders' batches until the next one is taken, or the step before has ended.
 
     The last of a pass has no next one: it comes before the first backward pass of its own step. One
     that was taken in vain, since the script left its loop, is left out.

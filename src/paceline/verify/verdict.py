@@ -101,7 +101,7 @@ def evaluate_launch(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
 
 
 def evaluate_first(first: Trace) -> CountVerdict:
-    """Say how the first launch went, beside which the others are held."""
+    """Evaluate the first launch, with which the others are compared."""
     findings = []
     # Only detectors that need no second launch can say why it failed.
     if first.failure:
@@ -128,7 +128,7 @@ def failed(trace: Trace) -> Finding:
 
 
 def not_run(workers: int) -> CountVerdict:
-    """Stand for a launch that wasn't made, since there is nothing it could be held against."""
+    """Give the verdict on a launch that wasn't made, since there is none to compare it with."""
     return CountVerdict(
         workers=workers,
         verdict=Verdict.NOT_RUN,

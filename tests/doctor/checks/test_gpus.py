@@ -4,18 +4,18 @@ import pytest
 
 from paceline.distributed.environment_check import State
 from paceline.doctor.checks.gpus import check_gpus, check_same_gpus
-from paceline.doctor.checks.machine import Wants
+from paceline.doctor.checks.machine import Requirements
 from paceline.doctor.facts import GpuFacts, HostFacts
 
 GB = 10**9
 FOUR = GpuFacts(
     kind="cuda", names=("A10G",) * 4, memory_bytes=(24 * GB,) * 4, free_bytes=(23 * GB,) * 4
 )
-WANTS = Wants(workers=4, on_gpus=True)
+REQUIRED = Requirements(workers=4, on_gpus=True)
 
 
-def judged(gpus: GpuFacts, wants: Wants = WANTS) -> dict[str, tuple[State, str]]:
-    return {f.what: (f.state, f.text) for f in check_gpus("a", gpus, wants)}
+def judged(gpus: GpuFacts, required: Requirements = REQUIRED) -> dict[str, tuple[State, str]]:
+    return {f.what: (f.state, f.text) for f in check_gpus("a", gpus, required)}
 
 
 def test_good_gpus() -> None:
@@ -27,14 +27,14 @@ def test_good_gpus() -> None:
 
 
 def test_more_workers_than_gpus() -> None:
-    state, text = judged(FOUR, Wants(workers=6, on_gpus=True))["GPUs"]
+    state, text = judged(FOUR, Requirements(workers=6, on_gpus=True))["GPUs"]
     assert state == "fault"
     assert "Give the host 4 workers" in text
 
 
 def test_damaged_copies() -> None:
     gpus = GpuFacts(kind="cuda", names=("A", "A"), wrong_copies=("cuda:0 to cuda:1",))
-    state, text = judged(gpus, Wants(workers=2, on_gpus=True))["GPU copies"]
+    state, text = judged(gpus, Requirements(workers=2, on_gpus=True))["GPU copies"]
     assert state == "fault"
     assert "cuda:0 to cuda:1" in text
     assert "NCCL_P2P_DISABLE=1" in text

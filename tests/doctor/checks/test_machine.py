@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.distributed.environment_check import State
-from paceline.doctor.checks.machine import Wants, check_machine, workers_on
+from paceline.doctor.checks.machine import Requirements, check_machine, workers_on
 from paceline.doctor.facts import (
     DiskFacts,
     GpuFacts,
@@ -24,19 +24,19 @@ GOOD = HostFacts(
         directory="/data", free_bytes=500 * GB, total_bytes=900 * GB, write_bytes_per_s=4e8
     ),
 )
-WANTS = Wants(workers=4, on_gpus=True, loader_workers=2, world_size=8)
+REQUIRED = Requirements(workers=4, on_gpus=True, loader_workers=2, world_size=8)
 
 
-def states(facts: HostFacts, wants: Wants = WANTS) -> dict[str, State]:
-    return {found.what: found.state for found in check_machine("a", facts, wants)}
+def states(facts: HostFacts, required: Requirements = REQUIRED) -> dict[str, State]:
+    return {found.what: found.state for found in check_machine("a", facts, required)}
 
 
-def bad(facts: HostFacts, wants: Wants = WANTS) -> dict[str, State]:
-    return {what: state for what, state in states(facts, wants).items() if state != "ok"}
+def bad(facts: HostFacts, required: Requirements = REQUIRED) -> dict[str, State]:
+    return {what: state for what, state in states(facts, required).items() if state != "ok"}
 
 
-def text_of(facts: HostFacts, what: str, wants: Wants = WANTS) -> str:
-    return next(f.text for f in check_machine("a", facts, wants) if f.what == what)
+def text_of(facts: HostFacts, what: str, required: Requirements = REQUIRED) -> str:
+    return next(f.text for f in check_machine("a", facts, required) if f.what == what)
 
 
 def test_a_good_host_is_good() -> None:
@@ -114,19 +114,19 @@ def test_the_disk(change: dict[str, object], state: State, words: str) -> None:
 
 def test_small_shared_memory_is_enough_where_nobody_uses_it() -> None:
     small = replace(GOOD, limits=replace(GOOD.limits, shared_memory_bytes=64 << 20))
-    assert bad(small, replace(WANTS, on_gpus=False, loader_workers=0)) == {}
+    assert bad(small, replace(REQUIRED, on_gpus=False, loader_workers=0)) == {}
 
 
 def test_more_cpu_workers_than_cores() -> None:
-    wants = replace(WANTS, on_gpus=False, workers=16)
-    assert bad(GOOD, wants) == {"cores": "warning"}
-    assert bad(GOOD, replace(wants, on_gpus=True)) == {}
+    required = replace(REQUIRED, on_gpus=False, workers=16)
+    assert bad(GOOD, required) == {"cores": "warning"}
+    assert bad(GOOD, replace(required, on_gpus=True)) == {}
 
 
 def test_a_missing_directory_is_a_fault_for_a_training_only() -> None:
     facts = replace(GOOD, disk=replace(GOOD.disk, missing="/home/me/work"))
     assert bad(facts) == {"directory": "warning"}
-    assert bad(facts, replace(WANTS, has_recipe=True)) == {"directory": "fault"}
+    assert bad(facts, replace(REQUIRED, has_recipe=True)) == {"directory": "fault"}
 
 
 def test_what_could_not_be_found_out_is_said_and_not_judged() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doctor.probes.machine import Allowance, allowance
+from paceline.doctor.probes.machine import CgroupLimits, cgroup_limits
 
 
 def make(root: Path, files: dict[str, str]) -> None:
@@ -49,9 +49,9 @@ def test_limits(
     root.mkdir()
     make(root, files)
     (tmp_path / "own").write_text(groups)
-    found = allowance(tmp_path / "own", root)
-    assert found == Allowance(cores=cores, memory_bytes=memory)
+    found = cgroup_limits(tmp_path / "own", root)
+    assert found == CgroupLimits(cores=cores, memory_bytes=memory)
 
 
 def test_no_control_groups(tmp_path: Path) -> None:
-    assert allowance(tmp_path / "none", tmp_path) == Allowance(cores=None, memory_bytes=None)
+    assert cgroup_limits(tmp_path / "none", tmp_path) == CgroupLimits(cores=None, memory_bytes=None)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from paceline.doctor.probes import server as listening
-from paceline.doctor.probes.client import Caller, Peer, contact, measure
+from paceline.doctor.probes.client import Peer, PeerClient, contact, measure
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.probes.server import ProbeServer
 from tests.launch.waiting import patient
@@ -64,11 +64,11 @@ def test_it_listens_on_one_address_and_at_both_ends_of_the_range(listener: Probe
 )
 def test_a_stranger_gets_not_a_byte(listener: ProbeServer, content: bytes) -> None:
     assert answer_to(listener, content) == b""
-    assert Caller(peer_of(listener), TOKENS).try_port(listener.ports[0]) == ""
+    assert PeerClient(peer_of(listener), TOKENS).try_port(listener.ports[0]) == ""
 
 
 def test_a_strangers_datagram_is_not_answered(listener: ProbeServer) -> None:
-    strangers = Caller(peer_of(listener), Tokens.made())
+    strangers = PeerClient(peer_of(listener), Tokens.made())
     assert strangers.largest_packet(1500) is None
 
 
@@ -85,7 +85,7 @@ def test_nonsense_of_a_friend_ends_its_connection_alone(
     listener: ProbeServer, words: bytes
 ) -> None:
     assert answer_to(listener, TOKENS.asks.encode() + words).startswith(TOKENS.answers.encode())
-    assert Caller(peer_of(listener), TOKENS).try_port(listener.ports[1]) == ""
+    assert PeerClient(peer_of(listener), TOKENS).try_port(listener.ports[1]) == ""
 
 
 def test_who_says_nothing_is_sent_away(
@@ -99,7 +99,7 @@ def test_who_says_nothing_is_sent_away(
 def test_somebody_else_who_listens_is_found_out() -> None:
     with socket.create_server((HERE, 0)) as server:
         port = server.getsockname()[1]
-        caller = Caller(Peer(name="b", address=HERE, ports=(port,)), TOKENS)
+        caller = PeerClient(Peer(name="b", address=HERE, ports=(port,)), TOKENS)
 
         def pretend() -> None:
             stream, _ = server.accept()
@@ -146,7 +146,7 @@ def test_a_clock_that_is_ahead_is_seen(
             return time.time() + 60
 
     monkeypatch.setattr(listening, "time", Ahead)
-    ahead_s, error_s = Caller(peer_of(listener), TOKENS).compare_clocks()
+    ahead_s, error_s = PeerClient(peer_of(listener), TOKENS).compare_clocks()
     assert ahead_s == pytest.approx(60.0, abs=0.5)
     assert 0 <= error_s < 0.5
 
@@ -174,7 +174,7 @@ def test_nothing_listens_any_more_after_the_end(listener: ProbeServer) -> None:
     second = ProbeServer(HERE, TOKENS, RANGE)
     freed = second.ports[0]
     second.close()
-    assert Caller(peer_of(listener), TOKENS).try_port(ports[0]) == ""
+    assert PeerClient(peer_of(listener), TOKENS).try_port(ports[0]) == ""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HERE, freed), timeout=patient(5))
 

@@ -38,10 +38,10 @@ GOLDEN = """\
 
 # What the workers print shall be seen at once.
 export PYTHONUNBUFFERED=1
-# Newer versions of srun don't heed what sbatch was told of CPUs.
+# Newer versions of srun ignore sbatch's options for CPUs.
 if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
 
-# Runs the workers, one a task, and requeues this job where they were told to stop.
+# Runs the workers, one a task, and requeues this job where they were asked to stop.
 exec /opt/py/bin/python -P -m paceline.launch.slurm.batch '/home/me/my work/runs/100%' 3 \\
   srun --export=ALL --kill-on-bad-exit=0 --wait=60 \\
   /opt/py/bin/python -P -m paceline train digits --lr 0.1

@@ -10,7 +10,7 @@ from paceline.launch.ssh.ssh import (
     explain,
     forwarded_port,
     forwarding_failed,
-    plain_ssh_words,
+    plain_ssh_command,
 )
 
 _HOST = Host(name="node1", user="alice", port=2222, python="/opt/my env/bin/python; id")
@@ -59,7 +59,7 @@ def test_the_users_own_forwards_do_no_harm() -> None:
     training = agent_command(_HOST, options, 4000)
     assert "ExitOnForwardFailure=no" in training
     assert "ClearAllForwardings=yes" not in training  # it would clear ours too
-    for command in (agent_command(_HOST, options), plain_ssh_words(_HOST, options)):
+    for command in (agent_command(_HOST, options), plain_ssh_command(_HOST, options)):
         assert "ClearAllForwardings=yes" in command
 
 

@@ -25,7 +25,7 @@ def test_other_attempts_and_broken_files_dont_count(tmp_path: Path) -> None:
     here, old = PeerStatus(tmp_path, 0, 1), PeerStatus(tmp_path, 2, 0)
     for number in range(2):
         old.publish([_THERE], None)
-        (tmp_path / ".watch-node-5.json").write_text(f'{{"looks": {number}}}')
+        (tmp_path / ".watch-node-5.json").write_text(f'{{"sequence": {number}}}')
         (tmp_path / ".watch-node-6.json").write_text("[" * number)
         assert here.read() == ([], {}, True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.report.runs.comparison import MOST_SHOWN, Comparison, choose_runs, compare
+from paceline.report.runs.comparison import MAX_SHOWN, Comparison, choose_runs, compare
 from paceline.report.runs.curves import choose_metric, curve, curve_pictures, curve_tables
 from paceline.report.runs.text import comparison_lines
 from paceline.results.find_runs import choose_run
@@ -169,7 +169,7 @@ def test_the_figure_that_most_runs_have_is_shown(make_run: MakeRun) -> None:
 
 
 def test_more_runs_than_fit_are_said_to_be_left_out(make_run: MakeRun, folder: Path) -> None:
-    for day in range(1, MOST_SHOWN + 3):
+    for day in range(1, MAX_SHOWN + 3):
         make_run(f"run-{day:02}", day=day)
     make_run("lost").run_json.unlink()
     shown = compare(choose_runs([str(folder)]))

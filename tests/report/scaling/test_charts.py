@@ -30,7 +30,7 @@ def read(tmp_path: Path, record: Record) -> Study:
 
 def test_the_ideal_line_goes_on_from_one_worker(tmp_path: Path) -> None:
     picture = throughput_picture(read(tmp_path, study_record()))
-    ideal = next(line for line in picture.lines if line.stroke == "ideal")
+    ideal = next(line for line in picture.lines if line.style == "ideal")
     assert ideal.points == ((1.0, BASELINE), (8.0, 8 * BASELINE))
     assert [line.label for line in picture.legend] == ["measured", "ideal"]
 
@@ -38,7 +38,7 @@ def test_the_ideal_line_goes_on_from_one_worker(tmp_path: Path) -> None:
 def test_without_one_worker_there_is_no_ideal_line(tmp_path: Path) -> None:
     record = study_record((2, 4)) | {"baseline_images_per_s": None}
     picture = throughput_picture(read(tmp_path, record))
-    assert [line.stroke for line in picture.lines] == ["measured"]
+    assert [line.style for line in picture.lines] == ["measured"]
 
 
 def test_all_methods_begin_at_the_one_worker_that_they_share(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_one_method_with_several_options_is_several_series(tmp_path: Path) -> No
 
 def test_a_prediction_has_a_band_and_reaches_further(tmp_path: Path) -> None:
     picture = efficiency_picture(read(tmp_path, study_record(predict=True)))
-    predicted = next(line for line in picture.lines if line.stroke == "predicted")
+    predicted = next(line for line in picture.lines if line.style == "predicted")
     assert predicted.points[-1][0] == 64
     assert all(low < high for _, low, high in predicted.band)
     assert picture.wide
@@ -82,7 +82,7 @@ def test_a_method_that_was_only_predicted_has_a_line_of_its_own(tmp_path: Path) 
     methods.append({**methods[0], "method": "powersgd"})
     picture = throughput_picture(read(tmp_path, record))
     assert [line.label for line in picture.legend] == ["measured", "powersgd", "ideal"]
-    assert len({line.colour for line in picture.lines if line.stroke == "predicted"}) == 2
+    assert len({line.colour for line in picture.lines if line.style == "predicted"}) == 2
 
 
 def test_trainings_share_a_picture_while_there_are_colours(tmp_path: Path) -> None:

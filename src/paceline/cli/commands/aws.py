@@ -78,12 +78,14 @@ def _up(place: ClusterPlace, given: Given) -> int:
     from paceline.provision.aws.plan import check_quotas, make_plan
     from paceline.provision.aws.stack import exists_already, find_stack
 
+    # Look up and show all that would be made; nothing is made yet.
     if find_stack(aws, place.name) is not None:
         raise UsageError(exists_already(place.name, aws.region))
     plan = make_plan(aws, place.name, options, network)
     note("\n".join(plan_lines(plan)))
     if ask.dry_run:
         return _print_plan(plan)
+    # From here on it costs money.
     check_quotas(plan)
     if not ask.yes and not _confirm():
         note("nothing was made")
@@ -157,6 +159,7 @@ def _hosts(place: ClusterPlace, given: Given) -> int:
         )
     text = read_hostfile(stack, nodes)
     print(text, end="")
+    # With the keys and ssh configuration that the hostfile's hosts need.
     if given.get("write"):
         _write_files(aws, stack, nodes, Path(str(given["write"])).expanduser(), text)
     return ExitCode.DONE
@@ -170,6 +173,7 @@ def _write_files(
     from paceline.provision.aws.hostkeys import fetch_host_keys
     from paceline.provision.aws.waiter import Waiter, never
 
+    # Host keys that are known count; only those of new nodes are read from their consoles.
     files = kept(stack.name)
     addresses = {node.address for node in nodes}
     keys = {address: each for address, each in files.known().items() if address in addresses}

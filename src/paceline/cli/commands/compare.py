@@ -53,10 +53,12 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.runs.curves import choose_metric, curve_tables
     from paceline.report.runs.text import comparison_lines
 
+    # Runs with missing or damaged files are compared by what can be read of them.
     runs = choose_runs(places)
     for entry in runs:
         for problem in entry.report.problems:
             note(f"{entry.report.path}: {problem}")
+    # JSON has all runs; a page and the terminal show the newest ones.
     if options.json:
         print(json.dumps(_as_json(compare(runs, most=None)), indent=2))
         return ExitCode.DONE

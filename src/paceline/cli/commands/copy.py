@@ -116,7 +116,7 @@ def _copy(source: str, target: str | None) -> None:
 
 @contextmanager
 def _in_words(what: str) -> Iterator[None]:
-    """Have whatever a store's library raises in the block say what failed, without secrets."""
+    """Turn whatever a store's library raises in the block into an error without secrets."""
     try:
         yield
     except PacelineError:

@@ -71,7 +71,7 @@ class _DoctorRequest:
         return pick(DoctorOptions, self.given)
 
     def hosts_options(self) -> HostsOptions:
-        """Take the options of hosts out."""
+        """Give the options of hosts alone."""
         return pick(HostsOptions, self.given)
 
 

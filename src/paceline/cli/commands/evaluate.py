@@ -22,7 +22,7 @@ from paceline.training.run_record.previous_run import PreviousRun
 if TYPE_CHECKING:
     from paceline.training.evaluation.evaluate_run import EvaluationResult
 
-_MOST_MISTAKES = 10
+_MAX_MISTAKES = 10
 _ABOUT = (
     "Print loss, top-1 and top-5 of a run's model on the validation set, and for each class recall "
     "(its accuracy), precision and F1. Write RUN_DIR/evaluation/confusion.png and .json, and "
@@ -144,7 +144,7 @@ def _show_mistakes(classes: Confusion) -> None:
     names = classes.classes
     mistakes = [(n, names[truth], names[answer]) for n, truth, answer in classes.mistakes()]
     print("\nmost frequent mistakes" if mistakes else "\nno mistakes")
-    for amount, truth, answer in sorted(mistakes, reverse=True)[:_MOST_MISTAKES]:
+    for amount, truth, answer in sorted(mistakes, reverse=True)[:_MAX_MISTAKES]:
         print(printable(f"{amount:7d}  {truth} taken for {answer}"))
 
 

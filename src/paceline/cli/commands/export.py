@@ -46,6 +46,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.training.evaluation.evaluate_run import find_snapshot
     from paceline.training.snapshots.model_weights import evaluated_weights
 
+    # Take the weights that evaluation uses: the moving average, unless --no-ema.
     path = find_snapshot(run, which.snapshot, note)
     held = read_snapshot(path).tensors
     ema = "ema" in held and which.ema

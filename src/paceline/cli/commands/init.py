@@ -37,6 +37,7 @@ def main(tokens: Sequence[str]) -> int:
     print(printable(f"Written into {directory}: {', '.join(names)}. Try:"))
     if where != ".":
         print(printable(f"  cd {shlex.quote(where)}"))
+    # The README has the commands to try.
     for command in _COMMAND.findall((directory / "README.md").read_text()):
         print(f"  {command}")
     return ExitCode.DONE
@@ -54,6 +55,7 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
     """
     found = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
     files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in found}
+    # All or nothing: check every name before the first file is written.
     there = [path.name for path in files if path.exists() or path.is_symlink()]
     if there:
         raise UsageError(

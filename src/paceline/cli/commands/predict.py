@@ -15,7 +15,7 @@ from paceline.scaling.options import PLAIN, PredictOptions
 from paceline.scaling.plan import idle_of_methods
 
 if TYPE_CHECKING:
-    from paceline.scaling.forecast import Question
+    from paceline.scaling.forecast import ForecastRequest
     from paceline.scaling.prediction import Assumptions
     from paceline.scaling.prediction_inputs import NetworkLink, PredictionInputs
 
@@ -46,7 +46,7 @@ def main(tokens: Sequence[str]) -> int:
         inputs = read_inputs(Path(where).expanduser())
     except DataError as error:  # what the user has named: nothing was started
         raise UsageError(str(error)) from error
-    projection = project(_question(inputs, options))
+    projection = project(_forecast_request(inputs, options))
     if options.json:
         print(json.dumps(as_json(projection, inputs), indent=2))
     else:
@@ -54,12 +54,12 @@ def main(tokens: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _question(inputs: "PredictionInputs", options: PredictOptions) -> "Question":
+def _forecast_request(inputs: "PredictionInputs", options: PredictOptions) -> "ForecastRequest":
     from paceline.gradient_sync.network_model import Network
-    from paceline.scaling.forecast import Question
+    from paceline.scaling.forecast import ForecastRequest
 
     within = options.link_within
-    return Question(
+    return ForecastRequest(
         profile=inputs.profile,
         link=_link(inputs, options),
         nodes=parse_sizes(options.nodes),

@@ -12,7 +12,7 @@ from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
 from paceline.training.recipe import Recipe, load_recipe
 
-_MOST_TILES = 1024
+_MAX_TILES = 1024
 _ABOUT = (
     "Draw the first training samples of a recipe as the model will see them, augmented, and "
     "samples spread over the test set; each with its label."
@@ -38,6 +38,7 @@ _OPTIONS = option_fields(PreviewOptions, "Preview")
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
+    # The recipe's arguments are options of this command, beside its own.
     name, rest = (DEFAULT, tokens)
     if names_something(tokens):
         name, *rest = tokens
@@ -47,13 +48,14 @@ def main(tokens: Sequence[str]) -> int:
     given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
     own = pick(PreviewOptions, {"seed": recipe.settings.get("seed", 0)} | given)
     count, seed = own.tiles, own.seed
-    if not 1 <= count <= _MOST_TILES:
-        raise UsageError(f"--tiles should be 1 to {_MOST_TILES}, not {count}")
+    if not 1 <= count <= _MAX_TILES:
+        raise UsageError(f"--tiles should be 1 to {_MAX_TILES}, not {count}")
     paths = _paths(Path(own.out), overwrite=own.overwrite)
     from paceline.report.image_grid import Grid
     from paceline.report.preview import evaluation_tiles, training_tiles
     from paceline.training.rng import seed_everything
 
+    # Build the job with the given arguments, its random augmentation seeded.
     seed_everything(seed)
     names = {argument.name for argument in arguments}
     job = recipe(**recipe.resolved({n: v for n, v in given.items() if n in names}))
@@ -61,6 +63,7 @@ def main(tokens: Sequence[str]) -> int:
         (f"{name}: training, epoch 1, seed {seed}", training_tiles(job, seed, count)),
         (f"{name}: test", evaluation_tiles(job, count)),
     )
+    # One picture of augmented training samples, one of the test set.
     for path, (title, tiles) in zip(paths, pictures, strict=True):
         _write(path, Grid(tiles).draw(title))
         print(printable(f"{len(tiles)} samples  {path}"))

@@ -29,6 +29,7 @@ def main(tokens: Sequence[str]) -> int:
     if output.quiet:
         print("\n".join(found))
         return ExitCode.DONE
+    # For people: a line each, with --verbose also its arguments.
     width = max(map(len, found))
     for name, recipe in found.items():
         default = " (the default)" if name == DEFAULT else ""

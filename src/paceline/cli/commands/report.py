@@ -50,6 +50,7 @@ def main(tokens: Sequence[str]) -> int:
     )
     options = pick(ReportOptions, given)
     run = choose_run(*named) if named else _newest()
+    # Serve the page, made again whenever the run's files change ...
     if options.watch:
         if options.html:
             raise UsageError("--watch serves the page, and --html writes it: give one of the two")
@@ -57,6 +58,7 @@ def main(tokens: Sequence[str]) -> int:
     for name in ("host", "port"):
         if name in given:
             raise UsageError(f"--{name} says where to serve the page: it needs --watch")
+    # ... or write it once.
     path = Path(options.html).expanduser() if options.html else None
     if path is not None:
         check_place("--html", path)
@@ -82,6 +84,7 @@ def _watch(run: RunDirectory, host: str, port: int) -> int:
     from paceline.report.page import render_page
     from paceline.report.page_server import FollowedPage, PageServer, version_of
 
+    # Made again when a file of the run changes, or its lock is taken or released.
     page = FollowedPage(
         lambda: version_of(run.path, str(run.is_locked())),
         lambda version: render_page(read_run(run), follow=version),

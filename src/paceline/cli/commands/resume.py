@@ -134,11 +134,13 @@ def main(tokens: Sequence[str]) -> int:
 def _show_help(tokens: Sequence[str]) -> NoReturn:
     """Show the options, with a run's values as their defaults where one is named."""
     named = [token for token in tokens if not wants_help((token,))][:1]
+    # Without a run: all options, without defaults.
     if not names_something(named) or is_url(named[0]):
         own = [_ALLOW, _RUN_DIR, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
         options = [replace(option, default=None) for option in training_options().values()]
         about = f"{_ABOUT} `paceline resume RUN_DIR --help` shows the run's own values."
         show_help(_USAGE, about, [*options, *own], tokens)
+    # With a run: the options of its kind (recipe or script), its values as defaults.
     past = PreviousRun.read(choose_run(named[0]))
     if past.kind == "script":
         from paceline.runtime.script_options import script_options
@@ -211,7 +213,7 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
 
 
 def _copy_on(given: dict[str, OptionValue], copies: str | None, choice: ClusterChoice) -> None:
-    """Have a run that was fetched copied on to where it was, unless another place is given.
+    """Go on copying a run to where it was fetched from, unless another place is given.
 
     Args:
         given: The options; `copy_to` is added.
@@ -284,15 +286,15 @@ def _resume_script(
 
 
 def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> None:
-    """Refuse, before anything is started, what the script has said otherwise and will say again.
+    """Refuse options that contradict what the script itself sets, before anything is started.
 
     Raises:
         UsageError: There is such an option.
     """
     for name, value in given.items():
         option, before = training_options().get(name), past.settings.get(name)
-        said = option is not None and name not in past.given and before != option.default
-        if said and before is not None and before != value:
+        is_scripts_own = option is not None and name not in past.given and before != option.default
+        if is_scripts_own and before is not None and before != value:
             raise UsageError(
                 f"the script itself says {name}={before}, so that {flag(name)} {value} would "
                 f"contradict it: change it there, or its arguments ({_OTHER_ARGS})"
@@ -375,7 +377,7 @@ _ENDED_BY: Mapping[str, tuple[str, ...]] = {
 
 
 def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) -> bool:
-    """Tell whether a training has come to its end, and nothing asks for more.
+    """Tell whether a training has finished, and no option asks for more.
 
     Where its last snapshot is gone there is something to train again. A script may have got a
     longer loop: it is started where it has changed since, or the user allows changes.
@@ -391,6 +393,7 @@ def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) ->
                 return False
     except (OSError, ValueError):
         return False
+    # It goes on where the setting that ended it has changed.
     names = _ENDED_BY.get(str(ended), ())
     return all(
         request.settings[name] == past.settings.get(name)

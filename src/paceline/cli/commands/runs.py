@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import note, read_command
@@ -13,6 +14,9 @@ from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
 from paceline.results.run_directory import USUAL_FOLDER
+
+if TYPE_CHECKING:
+    from paceline.report.runs.listing import RunList
 
 _USAGE = "paceline runs [DIR]"
 _ABOUT = (
@@ -52,8 +56,8 @@ def main(tokens: Sequence[str]) -> int:
     if named and not root.is_dir():
         raise UsageError(f"{root} is no folder")
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
-    from paceline.report.runs.table import table_lines
 
+    # Find all runs below the folder, then apply --filter, --sort and --reverse.
     found = list_runs(root)
     kept = sort_runs(filter_runs(found.entries, options.filter), options.sort)
     if options.reverse:
@@ -64,19 +68,27 @@ def main(tokens: Sequence[str]) -> int:
             f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
             f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
         )
+    if not (listed.entries or options.html or options.json):
+        which = "No run matches" if found.entries else "There are no runs"
+        note(f"{which} in {root}")
+    else:
+        _show(listed, options)
+    return ExitCode.DONE
+
+
+def _show(listed: "RunList", options: ListOptions) -> None:
+    """Write a page, or print JSON or a table."""
     if options.html:
         from paceline.report.runs.pages import write_index
 
         print(printable(str(write_index(listed, datetime.now(UTC)))))
     elif options.json:
         print(json.dumps([entry.to_json() for entry in listed.entries], indent=2))
-    elif not listed.entries:
-        which = "No run matches" if found.entries else "There are no runs"
-        note(f"{which} in {root}")
     else:
+        from paceline.report.runs.table import table_lines
+
         for line in table_lines(listed, datetime.now(UTC), terminal_width()):
             print(line)
-    return ExitCode.DONE
 
 
 def terminal_width() -> int | None:

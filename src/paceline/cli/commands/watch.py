@@ -38,10 +38,10 @@ _ABOUT = (
     f"for each change. {RUN_OR_NAME}"
 )
 _EVERY_S = 1.0
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 """In the table, the slowest; a terminal of 24 lines has room for no more."""
 _LABEL = 12
-_LEAST_WIDTH = 40
+_MIN_WIDTH = 40
 _OLD_S = 15.0
 """Figures that are older are said to be."""
 _STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow"}
@@ -149,11 +149,11 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
         *(("problem", problem) for problem in status.problems if position),
     ]
     title = printable(f"{status.recipe or 'training'}  {status.path}")
-    lines = [_fitting(title, max(width, _LEAST_WIDTH))]
+    lines = [_fitting(title, max(width, _MIN_WIDTH))]
     for label, content in rows:
         if content:
             text = f"{label:{_LABEL}}  {printable(content)}"
-            room, indent = max(width, _LEAST_WIDTH), " " * (_LABEL + 2)
+            room, indent = max(width, _MIN_WIDTH), " " * (_LABEL + 2)
             # A line of the table of workers keeps its columns: it is cut, not wrapped.
             lines += wrapped(text, room, indent) if label else [f"  {printable(content)}"[:room]]
     return lines
@@ -248,10 +248,10 @@ def _each_worker(status: "RunStatus") -> Sequence[str]:
             *(show_whole_percent(part / speed.step_s if speed.step_s else 0.0) for part in parts),
             ", ".join(filter(None, (speed.doing, slow.get(speed.rank)))),
         )
-        for speed in status.speeds[:_MOST_WORKERS]
+        for speed in status.speeds[:_MAX_WORKERS]
         for parts in ((speed.compute_s, speed.waiting_s, speed.data_s),)
     ]
-    left = len(status.speeds) - _MOST_WORKERS
+    left = len(status.speeds) - _MAX_WORKERS
     more = [f"and {left:,} faster ones: paceline workers"] if left > 0 else []
     return [*aligned(rows, left=(1, len(rows[0]) - 1)), *more]
 

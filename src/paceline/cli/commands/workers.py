@@ -107,6 +107,7 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
     for name in ("step", "steps/s", "computing", "waiting", "data"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("slow by", no_wrap=True)
+    # Milliseconds, each with its share of the step; the cause where the worker is a straggler.
     for speed in speeds[:most]:
         parts = (speed.compute_s, speed.waiting_s, speed.data_s)
         table.add_row(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from paceline.doctor.check_result import CheckResult, common, fault, ok, warning
-from paceline.doctor.checks.machine import Wants
+from paceline.doctor.checks.machine import Requirements
 from paceline.doctor.facts import GpuFacts, HostFacts
 from paceline.options.figures import plural, show_bytes
 from paceline.options.text import clause
@@ -12,8 +12,9 @@ from paceline.options.text import clause
 _USED_SHARE = 0.1
 
 
-def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]:
+def check_gpus(host: str, gpus: GpuFacts, required: Requirements) -> Iterator[CheckResult]:
     """Check the GPUs of one host."""
+    # Without usable GPUs there is nothing else to check.
     if gpus.problem:
         yield fault(
             host,
@@ -24,15 +25,17 @@ def check_gpus(host: str, gpus: GpuFacts, wants: Wants) -> Iterator[CheckResult]
     if not gpus.names:
         yield ok(host, "GPUs", "none")
         return
-    if wants.on_gpus and wants.workers > len(gpus.names):
+    # Each worker needs one of its own.
+    if required.on_gpus and required.workers > len(gpus.names):
         yield fault(
             host,
             "GPUs",
-            f"{plural(wants.workers, 'worker')} need as many GPUs, and there are "
+            f"{plural(required.workers, 'worker')} need as many GPUs, and there are "
             f"{len(gpus.names)}. Give the host {plural(len(gpus.names), 'worker')}",
         )
     else:
         yield ok(host, "GPUs", described(gpus))
+    # The probe has copied known data from each GPU to the others.
     if gpus.wrong_copies:
         yield fault(
             host,
@@ -50,6 +53,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare the hosts: the slowest GPU sets the pace of all."""
     shown = {host: described(known.gpus) for host, known in facts.items()}
     models = {host: sorted(set(known.gpus.names)) for host, known in facts.items()}
+    # Within a host.
     mixed = [host for host, found in models.items() if len(found) > 1]
     for host in mixed:
         yield warning(
@@ -57,6 +61,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             "GPU models",
             f"{shown[host]}: the slowest sets the pace. Use --balance, or GPUs of one kind",
         )
+    # Between hosts: each against what most of them have.
     named = {host: " and ".join(found) or "none" for host, found in models.items()}
     usual = common(list(named.values())) if named else ""
     for host, model in named.items():

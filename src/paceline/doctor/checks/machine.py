@@ -20,7 +20,7 @@ _FILES, _FILES_PER_LOADER, _FILES_PER_PEER = 256, 64, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wants:
+class Requirements:
     """What the training would have on one host."""
 
     workers: int = 1
@@ -46,40 +46,41 @@ def workers_on(facts: HostFacts, slots: int | None, on_gpus: bool) -> tuple[int,
     return (slots or usual), gpus > 0
 
 
-def check_machine(host: str, facts: HostFacts, wants: Wants) -> Iterator[CheckResult]:
+def check_machine(host: str, facts: HostFacts, required: Requirements) -> Iterator[CheckResult]:
     """Check all that concerns one host alone, but its GPUs."""
     for part, why in facts.unknown.items():
         yield warning(host, part, f"couldn't be examined: {why}")
     if "machine" not in facts.unknown:
-        yield from _cores(host, facts.machine, wants)
+        yield from _cores(host, facts.machine, required)
         yield from _load(host, facts.machine)
-        yield from _memory(host, facts.machine, wants)
+        yield from _memory(host, facts.machine, required)
     if "limits" not in facts.unknown:
-        yield from _limits(host, facts.limits, wants)
+        yield from _limits(host, facts.limits, required)
     if "disk" not in facts.unknown:
-        yield from _directory(host, facts.disk, wants)
+        yield from _directory(host, facts.disk, required)
         yield from _disk(host, facts.disk)
 
 
-def _cores(host: str, machine: MachineFacts, wants: Wants) -> Iterator[CheckResult]:
+def _cores(host: str, machine: MachineFacts, required: Requirements) -> Iterator[CheckResult]:
     quota, cores = machine.quota_cores, machine.cores
-    if quota is not None and quota < min(cores, wants.workers):
+    if quota is not None and quota < min(cores, required.workers):
         yield warning(
             host,
             "cores",
             f"the control group allows {quota:g} of {plural(cores, 'core')} on average, for "
-            f"{plural(wants.workers, 'worker')}: raise it (docker --cpus, Kubernetes limits.cpu)",
+            f"{plural(required.workers, 'worker')}: raise it (docker --cpus, Kubernetes "
+            "limits.cpu)",
         )
-    elif not wants.on_gpus and wants.workers > cores:
+    elif not required.on_gpus and required.workers > cores:
         yield warning(
             host,
             "cores",
-            f"{plural(wants.workers, 'worker')} share {plural(cores, 'core')}: expect no gain in "
-            f"speed. Give the host {plural(cores, 'worker')}",
+            f"{plural(required.workers, 'worker')} share {plural(cores, 'core')}: expect no gain "
+            f"in speed. Give the host {plural(cores, 'worker')}",
         )
     else:
         limit = f", a quota of {quota:g}" if quota is not None else ""
-        text = f"{plural(cores, 'core')}{limit} for {plural(wants.workers, 'worker')}"
+        text = f"{plural(cores, 'core')}{limit} for {plural(required.workers, 'worker')}"
         yield ok(host, "cores", text)
 
 
@@ -110,17 +111,17 @@ def _load(host: str, machine: MachineFacts) -> Iterator[CheckResult]:
         yield ok(host, "load", "idle")
 
 
-def _memory(host: str, machine: MachineFacts, wants: Wants) -> Iterator[CheckResult]:
+def _memory(host: str, machine: MachineFacts, required: Requirements) -> Iterator[CheckResult]:
     limit = machine.limit_bytes
     usable = min(machine.available_bytes, limit or machine.available_bytes)
-    needed = wants.workers * _WORKER_BYTES
+    needed = required.workers * _WORKER_BYTES
     of = f"{show_bytes(usable)} of {show_bytes(machine.memory_bytes)}"
     of += f", and the control group allows {show_bytes(limit)}" if limit is not None else ""
     if usable < needed:
         yield warning(
             host,
             "memory",
-            f"{of} are free, and {plural(wants.workers, 'worker')} need {show_bytes(needed)} "
+            f"{of} are free, and {plural(required.workers, 'worker')} need {show_bytes(needed)} "
             "before any model: fewer workers, or raise the limit (docker --memory, limits.memory)",
         )
     elif machine.swap_used_bytes > GB and machine.available_bytes < 0.2 * machine.memory_bytes:
@@ -134,9 +135,11 @@ def _memory(host: str, machine: MachineFacts, wants: Wants) -> Iterator[CheckRes
         yield ok(host, "memory", f"{show_bytes(machine.memory_bytes)}, enough of it free")
 
 
-def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[CheckResult]:
-    yield _shared_memory(host, limits, wants)
-    files = _FILES + _FILES_PER_LOADER * wants.loader_workers + _FILES_PER_PEER * wants.world_size
+def _limits(host: str, limits: LimitFacts, required: Requirements) -> Iterator[CheckResult]:
+    yield _shared_memory(host, limits, required)
+    files = (
+        _FILES + _FILES_PER_LOADER * required.loader_workers + _FILES_PER_PEER * required.world_size
+    )
     if limits.open_files is not None and limits.open_files < files:
         yield warning(
             host,
@@ -160,14 +163,14 @@ def _limits(host: str, limits: LimitFacts, wants: Wants) -> Iterator[CheckResult
         yield ok(host, "locked memory", f"enough for {', '.join(limits.rdma_devices)}")
 
 
-def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> CheckResult:
+def _shared_memory(host: str, limits: LimitFacts, required: Requirements) -> CheckResult:
     size = limits.shared_memory_bytes
     # In an evaluation both have batches ready: those for training read the next epoch's first ones.
-    loaders = 2 * wants.workers * wants.loader_workers
+    loaders = 2 * required.workers * required.loader_workers
     if size is None:
         return ok(host, "/dev/shm", "none on this system")
     needed = loaders * _LOADER_SHARED_BYTES
-    if size < needed or (wants.on_gpus and wants.workers > 1 and size < GB):
+    if size < needed or (required.on_gpus and required.workers > 1 and size < GB):
         return warning(
             host,
             "/dev/shm",
@@ -179,9 +182,9 @@ def _shared_memory(host: str, limits: LimitFacts, wants: Wants) -> CheckResult:
     return ok(host, "/dev/shm", "large enough")
 
 
-def _directory(host: str, disk: DiskFacts, wants: Wants) -> Iterator[CheckResult]:
+def _directory(host: str, disk: DiskFacts, required: Requirements) -> Iterator[CheckResult]:
     if disk.missing:
-        state = fault if wants.has_recipe else warning
+        state = fault if required.has_recipe else warning
         text = f"there is no {disk.missing}. Name one by dir= in the hostfile, or say --sync-code"
         yield state(host, "directory", text)
 

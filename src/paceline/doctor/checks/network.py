@@ -130,9 +130,11 @@ def check_ports(
         port_ranges: Ports that each host's kernel hands out.
     """
     targets = list(dict.fromkeys(target for _, target in contacts))
+    # Ports, by the host that listens on them.
     for target in targets:
         found = {s: contact for (s, t), contact in contacts.items() if t == target}
         yield from _ports_of(target, found, addresses.get(target, "?"), port_ranges[target])
+    # Routes: a host should leave by the address at which it is reached.
     for (source, target), contact in contacts.items():
         own = addresses.get(source, "")
         if contact.source and own and contact.source != own:

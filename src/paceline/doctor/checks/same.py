@@ -20,11 +20,13 @@ _FIXES = {
 
 def check_versions(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Compare what is installed."""
+    # torch that is there but broken.
     for host, known in facts.items():
         if known.software.torch_problem:
             why = clause(known.software.torch_problem)
             text = f"it can't be imported: {why}. Install it anew"
             yield fault(host, "torch", text)
+    # Each package against the version that most hosts have.
     versions = {host: dict(known.software.versions) for host, known in facts.items()}
     names = list(dict.fromkeys(name for found in versions.values() for name in found))
     differing = {name: _differing(name, versions) for name in names}
@@ -34,6 +36,7 @@ def check_versions(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             text = f"{name} {own}, and {usual} on the others. {fix}"
             state = warning if name in _MAY_DIFFER else fault
             yield state(host, "versions", text)
+    # Hosts without a finding are well: show their main versions.
     wrong = {host for others in differing.values() for host in others}
     for host, found in versions.items():
         if host not in wrong:
@@ -88,6 +91,7 @@ def check_clocks(contacts: Mapping[Pair, Contact], hosts: Sequence[str]) -> Iter
     """Compare clocks with the first host's."""
     right = list(hosts[:1])
     for host in hosts[1:]:
+        # None where the hosts couldn't connect: other checks report that.
         ahead = _ahead(contacts, hosts[0], host)
         if ahead is None:
             continue

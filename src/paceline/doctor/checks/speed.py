@@ -18,8 +18,8 @@ _GLOO_BYTES_PER_S = 0.25e9
 """What Gloo itself reaches (0.5 GB/s on 2 cores), halved: beyond it the link isn't the limit."""
 _SHARE_OF_LINK = 0.5
 _TIME_S = 0.4
-_MOST_SLOW = 4
-_LEAST_BYTES, _MOST_BYTES = 64 << 10, 32 << 20
+_MAX_SLOW = 4
+_MIN_BYTES, _MAX_BYTES = 64 << 10, 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def size_to_reduce(links: Sequence[HostLink]) -> int:
     """Choose how much to add up so that it takes a moment on the slowest link."""
     found = slowest(links)
     rate = (found.best_bytes_per_s or 0.0) if found is not None else 0.0
-    return max(_LEAST_BYTES, min(_MOST_BYTES, int(rate * _TIME_S))) // 4096 * 4096
+    return max(_MIN_BYTES, min(_MAX_BYTES, int(rate * _TIME_S))) // 4096 * 4096
 
 
 def check_links(
@@ -70,17 +70,17 @@ def check_links(
             yield _broken(link)
     # Slow links: by host where all of its links are slow, one by one otherwise, or all in one line.
     slow = slow_links(links)
-    guilty = slow_hosts(slow, hosts)
-    for host in guilty:
+    slow_in_all = slow_hosts(slow, hosts)
+    for host in slow_in_all:
         yield _slow_host(host, [s for s in slow if host in (s.link.source, s.link.target)])
-    rest = [s for s in slow if not {s.link.source, s.link.target} & set(guilty)]
-    if len(rest) > _MOST_SLOW:
+    rest = [s for s in slow if not {s.link.source, s.link.target} & set(slow_in_all)]
+    if len(rest) > _MAX_SLOW:
         yield _many_slow(rest)
     else:
         yield from map(_slow, rest)
     if (found := slowest(links)) is not None:
         yield _bandwidth(found, hosts)
-    others = {host: choice for host, choice in choices.items() if host not in guilty}
+    others = {host: choice for host, choice in choices.items() if host not in slow_in_all}
     yield from _below_interface(links, others)
 
 
@@ -123,7 +123,7 @@ def _slow(slow: Slow) -> CheckResult:
 
 
 def _many_slow(slow: Sequence[Slow]) -> CheckResult:
-    worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MOST_SLOW]
+    worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MAX_SLOW]
     named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
     shown = ", ".join(f"{found.link.source} to {found.link.target}" for found in worst)
     text = f"{len(slow)} links are much slower than usual ({shown} and others): two racks or zones?"
@@ -168,18 +168,18 @@ def check_all_reduce(
 ) -> CheckResult:
     """Check the all-reduce over all hosts, against the slowest link."""
 
-    def said(state: State, text: str) -> CheckResult:
+    def result(state: State, text: str) -> CheckResult:
         return CheckResult(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
 
     rate = found.bus_bytes_per_s
     if rate is None or found.seconds is None:
-        return said(
+        return result(
             "fault",
             f"over {found.backend} it failed: {clause(found.problem)}. Mend the faults above "
             "first; then see docs/reference/backends.md for what the backend needs",
         )
     if not found.is_right:
-        return said(
+        return result(
             "fault",
             f"over {found.backend} its result is wrong: a network card, a GPU or memory damages "
             "data. Take hosts out until it is right; don't train on them",
@@ -194,9 +194,9 @@ def check_all_reduce(
     if found.backend == "gloo":
         limit = min(limit, _GLOO_BYTES_PER_S)
     if rate < _SHARE_OF_LINK * limit:
-        return said(
+        return result(
             "warning",
             f"{text}: less than half of the {show_bandwidth(limit)} that the slowest link carries. "
             "Are the processors busy, or does it take another interface (--interface)?",
         )
-    return said("ok", text)
+    return result("ok", text)

@@ -15,7 +15,7 @@ from paceline.doctor.bandwidth import HostLink
 from paceline.doctor.facts import Contact
 from paceline.doctor.probes.handshake import (
     Tokens,
-    greet,
+    authenticate,
     receive,
     receive_line,
     send_line,
@@ -53,8 +53,8 @@ class Peer:
         return socket.AF_INET6 if ":" in self.address else socket.AF_INET
 
 
-class _StrangerError(OSError):
-    """Who listens there isn't ours."""
+class _UnknownPeerError(OSError):
+    """Something else than a probe of this examination listens at that address."""
 
 
 def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
@@ -65,8 +65,8 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
         tokens: By which both know each other.
         mtu: Of this host's interface.
     """
-    caller = Caller(peer, tokens)
-    tried = {port: caller.try_port(port) for port in peer.ports}
+    client = PeerClient(peer, tokens)
+    tried = {port: client.try_port(port) for port in peer.ports}
     opened = tuple(port for port, problem in tried.items() if not problem)
     closed = tuple(port for port, problem in tried.items() if problem)
     found = Contact(
@@ -77,7 +77,7 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
     if not opened:
         return found
     # Over the first open port: the clock, the route, and the packets.
-    usable = Caller(replace(peer, ports=opened), tokens)
+    usable = PeerClient(replace(peer, ports=opened), tokens)
     with suppress(OSError, ValueError):
         ahead_s, error_s = usable.compare_clocks()
         found = replace(found, clock_ahead_s=ahead_s, clock_error_s=error_s)
@@ -88,18 +88,18 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
 
 def measure(peer: Peer, tokens: Tokens, duration_s: float, own_name: str) -> HostLink:
     """Measure the bandwidth to a host and the round-trip. Blocks, twice `duration_s` and a bit."""
-    caller = Caller(peer, tokens)
+    client = PeerClient(peer, tokens)
     link = HostLink(source=own_name, target=peer.name)
     try:
-        link = replace(link, round_trip_s=caller.round_trip())
-        link = replace(link, bandwidth_bytes_per_s=caller.bandwidth(1, duration_s))
-        return replace(link, several_bytes_per_s=caller.bandwidth(_STREAMS, duration_s))
+        link = replace(link, round_trip_s=client.round_trip())
+        link = replace(link, bandwidth_bytes_per_s=client.bandwidth(1, duration_s))
+        return replace(link, several_bytes_per_s=client.bandwidth(_STREAMS, duration_s))
     except (OSError, ValueError) as error:
         return replace(link, problem=_words(error))
 
 
 @final
-class Caller:
+class PeerClient:
     """Connects to one host."""
 
     def __init__(self, peer: Peer, tokens: Tokens) -> None:
@@ -213,8 +213,8 @@ class Caller:
                     sent += stream.send(chunk)
                 # The end. The receiver's count is taken: what is sent may only be queued.
                 stream.shutdown(socket.SHUT_WR)
-                said = receive_line(stream)
-            received, received_s = int(str(said["bytes"])), float(str(said["seconds"]))
+                reply = receive_line(stream)
+            received, received_s = int(str(reply["bytes"])), float(str(reply["seconds"]))
             if not received or not received_s:
                 raise ValueError("too little arrived to measure")
             rates.append(received / received_s)
@@ -227,14 +227,14 @@ class Caller:
     def _connected(
         self, do: str, duration_s: float = 0.0, port: int | None = None
     ) -> Iterator[socket.socket]:
-        """Connect, make sure of each other, and say what is wanted."""
+        """Connect, authenticate, and send the kind of request."""
         target = (self._peer.address, port or self._peer.ports[0])
         stream = socket.create_connection(target, timeout=_CONNECT_S)
         with stream:
             stream.settimeout(_STALL_S)
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not greet(stream, self._tokens):
-                raise _StrangerError("somebody else listens there")
+            if not authenticate(stream, self._tokens):
+                raise _UnknownPeerError("somebody else listens there")
             send_line(stream, {"do": do, "duration_s": duration_s})
             yield stream
 

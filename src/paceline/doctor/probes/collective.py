@@ -78,6 +78,7 @@ def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceRe
     Raises:
         RuntimeError: torch's own: the others didn't come, or the connection broke.
     """
+    # Join: at host 0's store.
     timeout = timedelta(seconds=plan.timeout_s)
     store = kept or TCPStore(plan.master, plan.port, is_master=False, timeout=timeout)
     if plan.interface:
@@ -92,6 +93,7 @@ def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceRe
         timeout=timeout,
         device_id=device if is_accelerator(device) else None,
     )
+    # Warm up and measure; then leave, also after an error.
     try:
         return _measured(plan, device)
     finally:

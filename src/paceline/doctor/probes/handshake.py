@@ -1,4 +1,4 @@
-"""How two probes make sure of each other before they exchange anything."""
+"""Mutual authentication of two probes, by tokens that reach both through ssh."""
 
 import hmac
 import json
@@ -16,9 +16,9 @@ class Tokens:
     """What only the probes of one examination know; it reaches them through ssh."""
 
     asks: str = ""
-    """What who connects has to send first."""
+    """Sent by the side that connects."""
     answers: str = ""
-    """What who listens answers then."""
+    """Sent back by the side that listens."""
 
     @classmethod
     def made(cls) -> "Tokens":
@@ -26,8 +26,8 @@ class Tokens:
         return cls(asks=secrets.token_hex(_BYTES), answers=secrets.token_hex(_BYTES))
 
 
-def is_friend(stream: socket.socket, tokens: Tokens) -> bool:
-    """Hear who has connected; a stranger gets not a byte."""
+def accept_peer(stream: socket.socket, tokens: Tokens) -> bool:
+    """Check the token of who has connected, and reply with ours; a stranger gets not a byte."""
     received = receive(stream, 2 * _BYTES)
     if not tokens.asks or not hmac.compare_digest(received, tokens.asks.encode()):
         return False
@@ -35,8 +35,8 @@ def is_friend(stream: socket.socket, tokens: Tokens) -> bool:
     return True
 
 
-def greet(stream: socket.socket, tokens: Tokens) -> bool:
-    """Make oneself known; False where somebody else listens there."""
+def authenticate(stream: socket.socket, tokens: Tokens) -> bool:
+    """Send our token, and check the reply; False where something else listens there."""
     stream.sendall(tokens.asks.encode())
     return hmac.compare_digest(receive(stream, 2 * _BYTES), tokens.answers.encode())
 

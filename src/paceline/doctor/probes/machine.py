@@ -19,16 +19,16 @@ _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allowance:
+class CgroupLimits:
     """The narrowest limits of a control group and those that it is in; None: no limit."""
 
     cores: float | None
     memory_bytes: int | None
 
 
-def allowance(
+def cgroup_limits(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> Allowance:
+) -> CgroupLimits:
     """Read this process's limits.
 
     Args:
@@ -38,11 +38,11 @@ def allowance(
     try:
         lines = proc.read_text().splitlines()
     except OSError:
-        return Allowance(cores=None, memory_bytes=None)
+        return CgroupLimits(cores=None, memory_bytes=None)
     groups = list(_groups(lines, root))
     cores = [found for group in groups if (found := _cores(group)) is not None]
     memory = [found for group in groups if (found := _memory(group)) is not None]
-    return Allowance(
+    return CgroupLimits(
         cores=min(cores, default=None),
         memory_bytes=min(memory, default=None),
     )
@@ -95,7 +95,7 @@ _SHARED = Path("/dev/shm")
 def machine_facts() -> MachineFacts:
     """Look at this machine for a second. Call it before anything else makes it busy."""
     busy_cores, steal, busiest = _watched()
-    memory, allowed = psutil.virtual_memory(), allowance()
+    memory, allowed = psutil.virtual_memory(), cgroup_limits()
     limit = allowed.memory_bytes
     return MachineFacts(
         processor=cpu_name(),
@@ -133,7 +133,7 @@ def _limit(name: str) -> int | None:
 
 
 def _watched() -> tuple[float, float | None, tuple[str, ...]]:
-    """Watch for a second.
+    """Measure the load for a second.
 
     Returns:
         Busy cores, the share that the hypervisor took, and the busiest processes.

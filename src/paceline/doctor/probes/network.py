@@ -11,6 +11,7 @@ from paceline.distributed.environment import surroundings
 from paceline.distributed.interface import find_route, is_loopback
 from paceline.doctor.facts import EPHEMERAL, Interface, NetworkFacts
 from paceline.errors import PacelineError
+from paceline.launch.ssh.agent import ssh_address
 
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
@@ -25,7 +26,7 @@ def network_facts() -> NetworkFacts:
         hostname=hostname,
         hostname_means=meaning_of(hostname),
         default_address=_default_address(),
-        ssh_address=_ssh_address(surroundings()),
+        ssh_address=ssh_address(surroundings()),
         interfaces=tuple(_interfaces()),
         port_range=_port_range(_PORT_RANGE),
         congestion=_congestion(_CONGESTION),
@@ -53,15 +54,11 @@ def _default_address() -> str:
         return ""
 
 
-def _ssh_address(environment: Mapping[str, str]) -> str:
-    words = environment.get("SSH_CONNECTION", "").split()
-    return words[2].partition("%")[0] if len(words) == 4 else ""
-
-
 def _interfaces() -> list[Interface]:
     states, found = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
         state = states.get(name)
+        # Without link-local addresses, which hold on one link only; IPv4 before IPv6.
         families = {e.address: e.family for e in entries if e.family in _FAMILIES}
         usable = [a for a in families if not a.partition("%")[0].startswith("fe80:")]
         if state is not None and state.isup and usable:
@@ -78,7 +75,7 @@ def _interfaces() -> list[Interface]:
 
 
 def _speed(name: str, megabits_per_s: int) -> float | None:
-    """Believe what hardware says of itself; virtual interfaces say 10 Gbit/s, or anything."""
+    """Give a hardware interface's speed: virtual ones report 10 Gbit/s, or anything."""
     virtual = not (_CLASS / name / "device").exists()
     return None if virtual or megabits_per_s <= 0 else megabits_per_s * _BITS
 

@@ -12,7 +12,7 @@ from typing import final
 
 from paceline.doctor.probes.handshake import (
     Tokens,
-    is_friend,
+    accept_peer,
     receive_line,
     send_line,
 )
@@ -21,7 +21,7 @@ CLOCK = struct.Struct("!d")
 CHUNK_BYTES = 1 << 18
 _WAIT_S = 5.0
 """For anything that the other side is to say next."""
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 _PORTS = 3
 _TRIES = 40
 
@@ -42,7 +42,7 @@ class ProbeServer:
             OSError: The address isn't this host's.
         """
         self._tokens = tokens
-        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._places = threading.BoundedSemaphore(_MAX_AT_ONCE)
         self._sockets = _listening(address, port_range)
         self._datagrams = socket.socket(self._sockets[0].family, socket.SOCK_DGRAM)
         self._datagrams.bind((address, 0))
@@ -96,7 +96,7 @@ class ProbeServer:
             with stream, suppress(OSError, ValueError):
                 stream.settimeout(_WAIT_S)
                 stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if is_friend(stream, self._tokens):
+                if accept_peer(stream, self._tokens):
                     request = receive_line(stream)
                     _SERVICES.get(str(request.get("do")), _just_meet)(stream, request)
         finally:
@@ -140,8 +140,8 @@ def _send_time(stream: socket.socket, request: Mapping[str, object]) -> None:
         stream.sendall(CLOCK.pack(time.time()))
 
 
-def _take_in(stream: socket.socket, request: Mapping[str, object]) -> None:
-    """Count what comes within a time after the first piece; what comes later is only taken away.
+def _count_received(stream: socket.socket, request: Mapping[str, object]) -> None:
+    """Count the bytes that come within a time after the first; later ones are read and dropped.
 
     A sender's own clock would count what has merely been queued on its side.
     """
@@ -164,5 +164,5 @@ _SERVICES: Mapping[str, Callable[[socket.socket, Mapping[str, object]], None]] =
     "meet": _just_meet,
     "echo": _echo,
     "time": _send_time,
-    "take": _take_in,
+    "take": _count_received,
 }

@@ -27,6 +27,7 @@ def disk_facts(directory: str) -> DiskFacts:
         usage = shutil.disk_usage(place)
     except OSError as error:
         return DiskFacts(directory=str(place), problem=_problem_of(error))
+    # Measure the speed only where the test file leaves enough room.
     speed, problem = None, ""
     try:
         if usage.free > _ROOM_BYTES:

@@ -1,7 +1,7 @@
-"""What an error of a GPU, or of the library between GPUs, says: whose fault it is, and what helps.
+"""Classifies errors of GPUs and of NCCL by their text: whose fault they are, and what helps.
 
-torch raises a plain RuntimeError or one of its children for all of them, and the same texts stand
-in what a process writes that aborts: so only the text tells.
+torch raises a plain RuntimeError or a subclass for all of them, and a process that aborts only
+prints them: nothing but the text distinguishes them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The process boundary around a worker's entry: an exception becomes a record that outlives it."""
+"""Writes the exception that ends a worker into a file, which the launcher reads afterwards."""
 
 import errno
 import re
@@ -55,7 +55,7 @@ def read_failures(log_dir: Path) -> list[WorkerFailure]:
 
 
 def forget_failures(log_dir: Path) -> None:
-    """Remove the records of an earlier launch, here and as hosts sent them: they'd count for it."""
+    """Remove the records of an earlier launch, which would be taken for this one's failures."""
     for stale in log_dir.glob(f"*{_RECORDS}"):
         stale.unlink(missing_ok=True)
 
@@ -94,8 +94,8 @@ def _with_cause(error: BaseException) -> str:
     cuDNN and cuBLAS say no more than that they failed, also where an earlier kernel did.
     """
     text, torch = message_of(error), sys.modules.get("torch")
-    says_little = isinstance(error, RuntimeError) and _OF_LIBRARY.search(text)
-    if not says_little or device_error(text) or not (torch and torch.cuda.is_initialized()):
+    is_vague = isinstance(error, RuntimeError) and _OF_LIBRARY.search(text)
+    if not is_vague or device_error(text) or not (torch and torch.cuda.is_initialized()):
         return text
     try:
         torch.cuda.mem_get_info()  # fails as that kernel did, and waits for none

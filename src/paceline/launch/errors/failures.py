@@ -1,4 +1,4 @@
-"""What is known about a failed worker, which failure was the cause, and how the user is told."""
+"""Failures of workers: what is known of each, which is the root cause, and how users are told."""
 
 import re
 import signal
@@ -163,7 +163,7 @@ def silent_failure(
     crash: str,
     ended_by: EndedBy = "itself",
 ) -> WorkerFailure:
-    """Describe a worker that ended without a word: by a signal, or by ending its own process.
+    """Describe a worker that ended without a record: killed by a signal, or by an exit of its own.
 
     Args:
         rank: Its rank.
@@ -229,7 +229,7 @@ def signal_name(number: int) -> str:
 
 
 def one_line(failure: WorkerFailure) -> str:
-    """Tell one failure in one line."""
+    """Describe a failure in one line."""
     what = failure.message.strip().splitlines()
     first = what[0] if what else "no message"
     text = f"{failure.error_type}: {first}" if failure.error_type else first
@@ -239,7 +239,7 @@ def one_line(failure: WorkerFailure) -> str:
 
 
 def render(failures: Sequence[WorkerFailure], log_dir: Path) -> str:
-    """Tell the user: the cause with its whole traceback, the others in a line each, the logs.
+    """Write for the user: the root cause's traceback, a line for each other failure, the logs.
 
     Args:
         failures: Ordered by `root_cause`; at least one.

@@ -25,7 +25,7 @@ def job_manifests(submission: Submission) -> list[Manifest]:
 
 
 def job(submission: Submission) -> Manifest:
-    """Write the Job: a pod for each node, told which one it is.
+    """Write the Job: a pod for each node, with its index in its environment.
 
     Failures are counted for each index, since all pods fail together: counted together, eight
     nodes would wait ten minutes before their first restart, and use up any limit at once.
@@ -103,7 +103,7 @@ def _container(submission: Submission) -> Manifest:
 
 
 def _place(submission: Submission) -> list[Plain]:
-    """Tell the node its place by the variables that Kubeflow's trainer sets."""
+    """Give the node its rank by the variables that Kubeflow's trainer sets."""
     training = submission.job
     workers = training.workers or training.gpus_per_node or "auto"
     index: Manifest = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}

@@ -1,4 +1,4 @@
-"""A training that Kubernetes has: rank 0's output, what the nodes wait for, and its end."""
+"""A job submitted to Kubernetes: rank 0's output, what its pods wait for, and how it ended."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ class RankZeroLog:
         self._logs: ChildCommand | None = None
         self._since = ""
 
-    def attend(self, pods: Sequence[Pod]) -> None:
+    def follow(self, pods: Sequence[Pod]) -> None:
         """Follow rank 0's newest pod, once it has started; again where the connection was lost."""
         started = [pod for pod in pods if pod.node == 0 and pod.has_started]
         if self._logs is not None or not started:
@@ -38,11 +38,11 @@ class RankZeroLog:
         if newest.name == self._pod:
             if newest.exit_code is not None:
                 return  # all of it was read
-            words = ["logs", "--follow", f"--since-time={self._since}", newest.name]
+            arguments = ["logs", "--follow", f"--since-time={self._since}", newest.name]
         else:
-            words = ["logs", "--follow", newest.name]
+            arguments = ["logs", "--follow", newest.name]
         self._pod = newest.name
-        self._logs = ChildCommand(self._kubectl.words(*words), is_read=True)
+        self._logs = ChildCommand(self._kubectl.command(*arguments), is_read=True)
 
     def read(self) -> str | None:
         """Give what is new; None while no pod is followed."""
@@ -66,7 +66,7 @@ class KubernetesJob(SubmittedJob):
     poll_s = 2.0
 
     def __init__(self, kubectl: Kubectl, submission: Submission, kind: str, selector: str) -> None:
-        """Note where it is.
+        """Take over a job that has been submitted.
 
         Args:
             kubectl: Of the cluster.
@@ -75,7 +75,7 @@ class KubernetesJob(SubmittedJob):
             selector: Labels of its pods.
         """
         target = f"{kind}/{submission.name}"
-        called = f"kubectl {' '.join(kubectl.words()[1:])}".rstrip()
+        called = f"kubectl {' '.join(kubectl.command()[1:])}".rstrip()
         how_to_look = (
             f"Output:  {called} logs --follow --selector={selector},batch.kubernetes.io/"
             f"job-completion-index=0\n"
@@ -104,7 +104,8 @@ class KubernetesJob(SubmittedJob):
                 f"{self.name} is gone: somebody has deleted it. Its snapshots are still on the "
                 "volume, if it had one"
             ) from error
-        self._log.attend(pods)
+        # Follow rank 0's newest pod, also where the job has just ended: its last lines count.
+        self._log.follow(pods)
         if ended is None:
             return describe_wait(pods, self._submission.job.nodes)
         self._has_ended = True
@@ -118,8 +119,8 @@ class KubernetesJob(SubmittedJob):
     def stop(self) -> None:
         """Delete the job: its pods get SIGTERM, and time to write a snapshot."""
         limit_s = self._submission.options.grace_s + _DELETING_S
-        words = ["delete", self.name, "--cascade=foreground", "--wait", f"--timeout={limit_s:g}s"]
-        self._deletion = ChildCommand(self._kubectl.words(*words))
+        waiting = ("--cascade=foreground", "--wait", f"--timeout={limit_s:g}s")
+        self._deletion = ChildCommand(self._kubectl.command("delete", self.name, *waiting))
 
     def cancel(self) -> Outcome:
         """Leave the deletion to the cluster, which has been asked for it."""
@@ -156,6 +157,6 @@ class KubernetesJob(SubmittedJob):
         for node, pod in sorted(newest.items()):
             if node and pod.exit_code == ended.code:
                 with suppress(InfrastructureError):
-                    said = self._kubectl.run("logs", f"--tail={_SHOWN_LINES}", pod.name)
-                    shown.append(f"--- node {node}, pod {pod.name}:\n{said}")
+                    log = self._kubectl.run("logs", f"--tail={_SHOWN_LINES}", pod.name)
+                    shown.append(f"--- node {node}, pod {pod.name}:\n{log}")
         return "\n".join(shown)

@@ -22,17 +22,17 @@ class Kubectl:
     """Calls kubectl in one context and namespace."""
 
     def __init__(self, program: str, where: Sequence[str]) -> None:
-        self._words = (program, *where)
+        self._command = (program, *where)
 
-    def words(self, *words: str) -> list[str]:
-        """Write a whole command, for whoever starts it."""
-        return [*self._words, *words]
+    def command(self, *arguments: str) -> list[str]:
+        """Give the whole command line, for callers that start it themselves."""
+        return [*self._command, *arguments]
 
-    def run(self, *words: str, content: str | None = None, limit_s: float = _LIMIT_S) -> str:
+    def run(self, *arguments: str, content: str | None = None, limit_s: float = _LIMIT_S) -> str:
         """Run a command to its end. Blocks.
 
         Args:
-            words: The command after `kubectl`.
+            arguments: The command after `kubectl`.
             content: For its standard input.
             limit_s: How long it may take.
 
@@ -42,10 +42,10 @@ class Kubectl:
         Raises:
             InfrastructureError: It failed; the message has its own.
         """
-        called = f"kubectl {words[0]}"
+        called = f"kubectl {arguments[0]}"
         try:
             done = subprocess.run(
-                self.words(*words),
+                self.command(*arguments),
                 input=content or "",
                 capture_output=True,
                 text=True,
@@ -57,17 +57,17 @@ class Kubectl:
             raise InfrastructureError(f"{called} didn't answer within {limit_s:g} s") from error
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line and not _LOG.match(line)]
-            said = "\n".join(lines) if lines else f"code {done.returncode}"
-            raise InfrastructureError(f"{called} failed: {said}")
+            reason = "\n".join(lines) if lines else f"code {done.returncode}"
+            raise InfrastructureError(f"{called} failed: {reason}")
         return done.stdout
 
-    def get(self, *words: str) -> Answer:
+    def get(self, *arguments: str) -> Answer:
         """Ask for an object, or a list of them.
 
         Raises:
             InfrastructureError: There is none, or the cluster can't be reached.
         """
-        text = self.run("get", *words, "-o", "json")
+        text = self.run("get", *arguments, "-o", "json")
         try:
             return Answer(json.loads(text))
         except ValueError as error:

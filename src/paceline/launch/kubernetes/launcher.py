@@ -20,7 +20,7 @@ from paceline.launch.node_command import label
 from paceline.launch.signals import StopRequestedError, StopRequests
 from paceline.launch.yaml_text import to_yaml
 
-_MOST_OF_A_NAME = 46
+_MAX_NAME_LENGTH = 46
 """Of the 63 signs of a host's name; the pods of a TrainJob append `-node-0-123`."""
 
 
@@ -43,6 +43,7 @@ class KubernetesLauncher(Launcher):
         kind = choose_kind(kubectl, self._options)
         written = manifests(submission, kind)
         _warn(submission, kind)
+        # All or nothing: what was made before an error or Ctrl-C is deleted again.
         try:
             kubectl.apply(written)
             stop.check()
@@ -50,7 +51,8 @@ class KubernetesLauncher(Launcher):
             _remove(kubectl, submission, written)
             raise
         submitted = KubernetesJob(kubectl, submission, kind, _selector(submission, kind))
-        _own_the_rest(kubectl, submitted.name, submission, written[:-1])
+        # Kubernetes then deletes the other objects together with the job.
+        _delete_with_job(kubectl, submitted.name, submission, written[:-1])
         print(f"Submitted {submitted.name}")
         return submitted
 
@@ -58,7 +60,7 @@ class KubernetesLauncher(Launcher):
 def new_submission(job: ClusterJob, options: KubernetesOptions) -> Submission:
     """Give a training a name that no other has."""
     own = secrets.token_hex(3)
-    name = label(job.name, own, _MOST_OF_A_NAME)
+    name = label(job.name, own, _MAX_NAME_LENGTH)
     return Submission(job=job, options=options, name=name, id=own)
 
 
@@ -96,10 +98,10 @@ def _warn(submission: Submission, kind: str) -> None:
         )
 
 
-def _own_the_rest(
+def _delete_with_job(
     kubectl: Kubectl, target: str, submission: Submission, rest: list[Manifest]
 ) -> None:
-    """Have the other objects go when the job goes, however that happens."""
+    """Make the job owner of the other objects: Kubernetes then deletes them together with it."""
     try:
         _set_owner(kubectl, kubectl.get(target), submission, rest)
     except InfrastructureError as error:

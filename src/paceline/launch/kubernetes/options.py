@@ -1,4 +1,4 @@
-"""What `--on kubernetes` is told: where in the cluster, and what each node's pod gets."""
+"""Options of `--on kubernetes`: where in the cluster, and what each node's pod gets."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
 _SELECTOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*=[A-Za-z0-9_.-]*")
-_LEAST_GRACE_S = 10
+_MIN_GRACE_S = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ class KubernetesOptions:
         Raises:
             UsageError: A value is of no form that Kubernetes takes.
         """
+        # The forms that Kubernetes takes for names and quantities.
         _check("--namespace", self.namespace, _LABEL, "lowercase letters, digits and hyphens")
         for flag, name in (
             ("--kubernetes-runtime", self.kubernetes_runtime),
@@ -86,10 +87,11 @@ class KubernetesOptions:
         for selector in self.node_selector:
             _check("--node-selector", selector, _SELECTOR, "KEY=VALUE")
         _check_paths(self.volume)
+        # Ranges, and options that exclude each other.
         if self.kubernetes_user is not None and self.kubernetes_user < 1:
             raise UsageError(f"--kubernetes-user is {self.kubernetes_user}: give an id from 1 on")
-        if self.grace_s < _LEAST_GRACE_S:
-            raise UsageError(f"--grace-s is {self.grace_s}; it must be at least {_LEAST_GRACE_S}")
+        if self.grace_s < _MIN_GRACE_S:
+            raise UsageError(f"--grace-s is {self.grace_s}; it must be at least {_MIN_GRACE_S}")
         if self.kubernetes_runtime is not None and self.kubernetes_kind == "job":
             raise UsageError("--kubernetes-runtime is of a TrainJob: leave out --kubernetes-kind")
 

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a training: how far its pods are, and how it ended. Pure."""
+"""Reads the status of pods and jobs in Kubernetes: how far they are, and how they ended. Pure."""
 
 import re
 from collections.abc import Iterable

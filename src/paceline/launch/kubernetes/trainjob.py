@@ -43,6 +43,7 @@ def trainjob(submission: Submission) -> Manifest:
         "command": submission.command(),
         "numNodes": training.nodes,
     }
+    # What isn't set here is the runtime's.
     workers = training.workers or training.gpus_per_node
     if workers:
         trainer["numProcPerNode"] = workers

@@ -51,7 +51,7 @@ class WorkerGroup:
     rendezvous: NodeRendezvous | None = None
     """None: this is the only node."""
     watch: Callable[[int, WorkerPoller, Callable[[], None]], PeriodicThread] | None = None
-    """`driver.Watch`, with the attempt's number before; None: nobody watches."""
+    """`driver.Watch`, with the attempt's number before; None: no watchdog."""
 
     @staticmethod
     def of(

@@ -130,7 +130,7 @@ class StaticRendezvous(RendezvousHandler):
 
 @final
 class _PlainLogs(LogsSpecs):
-    """Leaves output and error files to the worker."""
+    """Has the agent redirect nothing: workers write their own logs and error records."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         nothing = dict.fromkeys(envs, "")

@@ -1,4 +1,4 @@
-"""Imported by the fork server alone, as the first of its modules: ties it and its workers down.
+"""Imported first in the fork server: makes the server and its workers end with the launcher.
 
 The server lives as long as any process holds its pipe, and every worker does; without this, workers
 would outlive a launcher that was killed. It ignores signals to stop, its workers must not. It also
@@ -38,7 +38,7 @@ if _launcher := os.environ.pop(LAUNCHER_VARIABLE, ""):
     def _say_unless_given_up(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Say nothing of a start that the launcher has given up: its semaphores are gone then."""
+        """Print no error of a start that the launcher gave up: its semaphores are gone then."""
         last = trace
         while last is not None and last.tb_next is not None:
             last = last.tb_next

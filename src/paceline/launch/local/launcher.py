@@ -179,7 +179,7 @@ def orphans_adopted() -> Iterator[None]:
 
 
 def to_stderr(line: str) -> None:
-    """Tell the user a line."""
+    """Print a line to standard error."""
     print(above_progress(printable(line)), file=sys.stderr, flush=True)
 
 
@@ -228,7 +228,7 @@ def launch_node(
 
 
 def quietly(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Make a way to tell the user that goes on where nobody listens any more."""
+    """Wrap a function that prints a line: errors of a closed terminal are ignored."""
 
     def report_line(line: str) -> None:
         with suppress(OSError):

@@ -104,7 +104,7 @@ def teed(log: TextIO) -> Iterator[None]:
 
 
 def write_error(log: TextIO, error: BaseException) -> None:
-    """Write an exception's whole traceback to the log alone; the launcher tells the user."""
+    """Write an exception's whole traceback to the log alone; the launcher prints the failure."""
     with suppress(OSError):
         traceback.print_exception(error, file=log)
         log.flush()

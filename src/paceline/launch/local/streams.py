@@ -1,6 +1,6 @@
-"""Standard streams of a process that may find them closed, full, or left by their reader.
+"""Standard streams that don't fail a process when they are closed, full, or without a reader.
 
-What a training says is less than what it does: where it can't be said, the training goes on.
+Output that can't be written is dropped: a training is worth more than its log.
 """
 
 import errno
@@ -15,7 +15,7 @@ _LOST = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.
 
 @final
 class _Tolerant(io.FileIO):
-    """A descriptor; what it doesn't take is gone, as if it had been written."""
+    """Writes to a file descriptor; what can't be written is dropped without an error."""
 
     def __init__(self, descriptor: int, raised: frozenset[int], replaced: TextIO) -> None:
         super().__init__(descriptor, "w", closefd=False)

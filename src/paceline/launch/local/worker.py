@@ -26,7 +26,7 @@ from paceline.launch.process_tree import die_with_parent
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRendezvous:
-    """Where this node stands, and the store in which the nodes find each other."""
+    """This node's rank, and the address of the store through which the nodes rendezvous."""
 
     node_rank: int
     nodes: int
@@ -69,7 +69,7 @@ def result_path(scratch: Path, rank: int) -> Path:
 
 
 def work(task: WorkerTask) -> NoReturn:
-    """Be one worker: called by the elastic agent in every worker process.
+    """Run one worker: called by the elastic agent in every worker process.
 
     The result is left as a file, so that it is there even if the process does not end well. On a
     failure the process ends at once, without clean-up: its peers then notice at once as well.
@@ -120,7 +120,7 @@ def _end(task: WorkerTask, rank: int, error: BaseException) -> NoReturn:
 def run_here(
     entry: str, payload: str, log_dir: Path, rank: int, attempt: int, *, world_size: int = 1
 ) -> str:
-    """Be a worker in this process, which torchrun, Slurm or the user started.
+    """Run a worker in this process, which torchrun, Slurm or the user started.
 
     What Python code prints is copied to `rank-<n>.log`; signals and environment stay as they are.
 

@@ -54,7 +54,7 @@ def install(requirement: str) -> None:
 def variables(
     resources: Mapping[str, object], command: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Say what the resource configuration means for the training, where nobody has said it.
+    """Derive variables of the training from the resource configuration; those that are set stay.
 
     Args:
         resources: The content of resourceconfig.json.
@@ -68,8 +68,8 @@ def variables(
     interface = str(resources.get("network_interface_name") or "")
     if interface in {name for _, name in socket.if_nameindex()}:
         set_here |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    said = any(word.partition("=")[0] == "--backend" for word in command)
-    if not said and has_smddp(str(resources.get("current_instance_type") or ""), len(hosts)):
+    has_backend = any(word.partition("=")[0] == "--backend" for word in command)
+    if not has_backend and has_smddp(str(resources.get("current_instance_type") or ""), len(hosts)):
         set_here["PACELINE_BACKEND"] = "smddp"
     return {name: value for name, value in set_here.items() if name not in environment}
 
@@ -85,7 +85,7 @@ def has_smddp(instance_type: str, hosts: int) -> bool:
 
 
 def with_host(command: Sequence[str], host: str) -> list[str]:
-    """Say to the program that starts the training where rank 0 is: before the training's words."""
+    """Insert `--host` (of rank 0) among the starting program's own options, before the `--`."""
     at = command.index("--")
     return [*command[:at], "--host", host, *command[at:]]
 

@@ -1,4 +1,4 @@
-"""A training job that SageMaker has: its state, and what all of its hosts print."""
+"""A job submitted to SageMaker: its state, and the output of all of its hosts."""
 
 import re
 import sys
@@ -116,7 +116,7 @@ class SagemakerJob(SubmittedJob):
     stop_limit_s = 600.0
 
     def __init__(self, aws: Aws, submission: Submission) -> None:
-        """Note where it is."""
+        """Take over a job that has been submitted."""
         name = submission.name
         super().__init__(name, f"aws sagemaker stop-training-job --training-job-name {name}")
         self._aws = aws

@@ -1,4 +1,4 @@
-"""What `--on sagemaker` is told: which instances, as whom, and where results go."""
+"""Options of `--on sagemaker`: which instances, under which role, and where results go."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The training job as it is asked of SageMaker. Pure."""
+"""Builds the request that creates a training job at SageMaker. Pure."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 _CHANNEL = "code"
 _INPUT = "/opt/ml/input/data"
 _DAY_S = 24 * 3600
-_MOST_RETRIES = 30
+_MAX_RETRIES = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Submission:
 
     @property
     def time_limit_s(self) -> int:
-        """How long it may run; a day where nobody says it, as with SageMaker itself."""
+        """How long it may run; by default a day, as with SageMaker itself."""
         return int(self.job.time_limit_s or _DAY_S)
 
 
@@ -166,7 +166,7 @@ def _optional(submission: Submission) -> dict[str, Plain]:
     job, options = submission.job, submission.options
     wanted: dict[str, Plain] = {}
     if job.max_restarts:
-        wanted["RetryStrategy"] = {"MaximumRetryAttempts": min(job.max_restarts, _MOST_RETRIES)}
+        wanted["RetryStrategy"] = {"MaximumRetryAttempts": min(job.max_restarts, _MAX_RETRIES)}
     if options.vpc_subnet:
         wanted["VpcConfig"] = {
             "Subnets": options.vpc_subnet,

@@ -18,7 +18,7 @@ from paceline.launch.skypilot.options import SkypilotOptions
 from paceline.launch.skypilot.task import EXIT_LINE, run_dir, task
 from paceline.launch.yaml_text import to_yaml
 
-_MOST_OF_A_NAME = 30
+_MAX_NAME_LENGTH = 30
 _EXITED = re.compile(re.escape(EXIT_LINE) + r"(\d+)")
 
 
@@ -32,12 +32,12 @@ class SkypilotLauncher(Launcher):
     def render(self, job: ClusterJob) -> str:
         """Write the task file."""
         own = secrets.token_hex(3)
-        return to_yaml(task(job, self._options, label(job.name, own, _MOST_OF_A_NAME), own))
+        return to_yaml(task(job, self._options, label(job.name, own, _MAX_NAME_LENGTH), own))
 
     def submit(self, job: ClusterJob, stop: StopRequests) -> "SkypilotJob":
         """Start SkyPilot's command, which submits the task and shows its output."""
         own = secrets.token_hex(3)
-        name = label(job.name, own, _MOST_OF_A_NAME)
+        name = label(job.name, own, _MAX_NAME_LENGTH)
         written = to_yaml(task(job, self._options, name, own))
         return SkypilotJob(find_sky(), job, self._options, name, written)
 
@@ -46,7 +46,7 @@ class SkypilotLauncher(Launcher):
 class SkypilotJob(SubmittedJob):
     """A `sky` command that runs, from the first machine that is rented to the training's end."""
 
-    poll_s = 0.0  # nobody is asked, but a process here
+    poll_s = 0.0  # a local process is polled, not a service
     stop_limit_s = 300.0
 
     def __init__(
@@ -69,7 +69,7 @@ class SkypilotJob(SubmittedJob):
         self._directory = TemporaryDirectory(dir=own_directory())
         path = Path(self._directory.name, f"{name}.yaml")
         path.write_text(written)
-        self._launch = ChildCommand([sky, *launch_words(job, options, name, path)], is_read=True)
+        self._launch = ChildCommand([sky, *launch_command(job, options, name, path)], is_read=True)
         self._cancellation: ChildCommand | None = None
         self._is_read = False
         self._line = ""
@@ -104,8 +104,8 @@ class SkypilotJob(SubmittedJob):
 
     def stop(self) -> None:
         """Have SkyPilot cancel the task."""
-        words = cancel_words(self._options, self.name)
-        self._cancellation = ChildCommand([self._sky, *words])
+        command = cancel_command(self._options, self.name)
+        self._cancellation = ChildCommand([self._sky, *command])
 
     def cancel(self) -> Outcome | None:
         """SkyPilot has no faster way."""
@@ -124,13 +124,13 @@ class SkypilotJob(SubmittedJob):
         self._directory.cleanup()
 
 
-def launch_words(job: ClusterJob, options: SkypilotOptions, name: str, path: Path) -> list[str]:
+def launch_command(job: ClusterJob, options: SkypilotOptions, name: str, path: Path) -> list[str]:
     """Write SkyPilot's command after `sky`: a managed job where machines may be taken away."""
-    words = ["jobs", "launch", "-n", name] if options.use_spot else ["launch", "-c", name]
-    return [*words, "--yes", *(["--detach-run"] if job.detach else []), str(path)]
+    command = ["jobs", "launch", "-n", name] if options.use_spot else ["launch", "-c", name]
+    return [*command, "--yes", *(["--detach-run"] if job.detach else []), str(path)]
 
 
-def cancel_words(options: SkypilotOptions, name: str) -> list[str]:
+def cancel_command(options: SkypilotOptions, name: str) -> list[str]:
     """Write the command after `sky` that stops the training."""
     if options.use_spot:
         return ["jobs", "cancel", "--yes", "-n", name]

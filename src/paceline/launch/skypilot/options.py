@@ -1,4 +1,4 @@
-"""What `--on skypilot` is told: which cloud, which machines, where results are kept."""
+"""Options of `--on skypilot`: which cloud, which machines, where results are kept."""
 
 import re
 from dataclasses import dataclass

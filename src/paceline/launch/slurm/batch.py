@@ -34,7 +34,7 @@ class RequeueDecision:
     """To be kept for the next start."""
     requeue: bool = False
     note: str = ""
-    """What to tell the user; may be empty."""
+    """A message for the user; may be empty."""
 
 
 def decide_requeue(
@@ -74,9 +74,9 @@ def decide_requeue(
     return RequeueDecision(budget=spent, requeue=True)
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the job's workers to their end. Returns the exit code."""
-    directory, max_restarts, *command = words
+    directory, max_restarts, *command = argv
     run, job_id = RunDirectory.named(directory), os.environ["SLURM_JOB_ID"]
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -86,14 +86,14 @@ def main(words: Sequence[str]) -> int:
     set_records_aside(run.logs, restarts)
     budget = read_budget(budget_path(run, job_id), run, int(max_restarts))
     code = run_workers(command, run.logs)
-    # Queue the job again, or leave the final exit code for whoever follows it.
+    # Queue the job again, or leave the final exit code for the command that follows it.
     decision = decide_requeue(code, _state(job_id), run.newest_step(), budget)
     if decision.requeue:
         decision = _requeued(decision, budget_path(run, job_id), job_id)
     if decision.note:
         print(f"paceline: {decision.note}", file=sys.stderr, flush=True)
     if not decision.requeue:
-        with suppress(OSError):  # whoever waits then goes by the job's own exit code
+        with suppress(OSError):  # who waits then goes by the job's own exit code
             write_json(ended_path(run, job_id), {"code": code, "restarts": restarts})
     return code
 
@@ -117,7 +117,7 @@ def run_workers(command: Sequence[str], logs: Path) -> int:
 
 
 def set_records_aside(logs: Path, restarts: int) -> None:
-    """Keep records of failures from before this start from counting for it."""
+    """Rename records of failures of earlier starts, which would be taken for this one's."""
     for path in logs.glob("failure-rank-*.json"):
         if restarts:
             path.rename(path.with_name(f"attempt-{restarts - 1}-{path.name}"))

@@ -1,4 +1,4 @@
-"""Slurm's own commands, which do all that is asked of Slurm."""
+"""Calls Slurm's own commands (sbatch, scontrol, sacct, scancel), and reads what they print."""
 
 import re
 import shutil
@@ -35,10 +35,10 @@ def submit_script(options: Sequence[str], script: str, environment: Mapping[str,
     found = _NUMBER.fullmatch(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else None
     if done.returncode == 0 and found:
         return found[1]
-    said = one_line(done.stderr) or f"sbatch ended with exit code {done.returncode}"
-    if _ABSENT.search(said):
-        raise InfrastructureError(f"Slurm does not answer: {said}")
-    raise UsageError(f"Slurm refuses the job: {said}")
+    message = one_line(done.stderr) or f"sbatch ended with exit code {done.returncode}"
+    if _ABSENT.search(message):
+        raise InfrastructureError(f"Slurm does not answer: {message}")
+    raise UsageError(f"Slurm refuses the job: {message}")
 
 
 def query_state(job_id: str) -> JobState | None:
@@ -93,12 +93,12 @@ def requeue(job_id: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Put what a command has said into one line."""
+    """Put a command's output into one line."""
     return "; ".join(line.strip() for line in _PREFIX.sub("", text).splitlines() if line.strip())
 
 
 def _run(
-    words: Sequence[str], environment: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command that a signal of the terminal doesn't reach.
 
@@ -108,7 +108,7 @@ def _run(
     """
     try:
         return subprocess.run(
-            words,
+            command,
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -120,10 +120,10 @@ def _run(
         )
     except FileNotFoundError:
         raise UsageError(
-            f"there is no {words[0]} here: --on slurm works on a login node of a Slurm cluster, or "
-            "another machine that has Slurm's commands"
+            f"there is no {command[0]} here: --on slurm works on a login node of a Slurm cluster, "
+            "or another machine that has Slurm's commands"
         ) from None
     except subprocess.TimeoutExpired:
         raise InfrastructureError(
-            f"Slurm does not answer: {words[0]} took more than {_LIMIT_S:g} s"
+            f"Slurm does not answer: {command[0]} took more than {_LIMIT_S:g} s"
         ) from None

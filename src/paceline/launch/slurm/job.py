@@ -1,4 +1,4 @@
-"""A job that Slurm has: how it is, by Slurm's word and its own, and how it is stopped."""
+"""A job submitted to Slurm: its state, by Slurm and by the exit code it leaves, and stopping it."""
 
 import shlex
 import time
@@ -16,10 +16,10 @@ from paceline.options.shell import command_line
 from paceline.results.run_directory import RunDirectory
 
 _QUERY_S = (1.0, 10.0)
-"""Between questions to Slurm: at first, and later. A cluster's controller has many to answer."""
+"""Between two queries of Slurm: at first, and later. A cluster's controller has many to answer."""
 _QUERY_OFTEN_FOR_S = 30.0
 _SETTLE_S = 5.0
-"""How long files and Slurm's own word may lag behind each other."""
+"""How long the job's file with its exit code and Slurm's own state may lag behind each other."""
 _SILENT_S = 3600.0
 """How long Slurm may fail to answer: controllers are restarted, and jobs run on."""
 
@@ -32,7 +32,7 @@ class SlurmJob(SubmittedJob):
     stop_limit_s = float("inf")  # Slurm itself ends what takes longer than it allows
 
     def __init__(self, job_id: str, run: RunDirectory, python: str) -> None:
-        """Note where it is.
+        """Take over a job that has been submitted.
 
         Args:
             job_id: Slurm's number.
@@ -55,12 +55,14 @@ class SlurmJob(SubmittedJob):
     def poll_s(self) -> float:
         """Often at first, while it stops, and once it has said how it ended."""
         young = time.monotonic() - self._began_s < _QUERY_OFTEN_FOR_S
-        ends = self._stops > 0 or self._over_since_s is not None or self._own_word() is not None
+        ends = (
+            self._stops > 0 or self._over_since_s is not None or self._reported_code() is not None
+        )
         return _QUERY_S[0 if young or ends else 1]
 
     def poll(self) -> str | Outcome:
         """Ask Slurm, and look whether the job itself has left its exit code."""
-        code = self._own_word()
+        code = self._reported_code()
         state = self._query(has_ended=code is not None)
         now_s = time.monotonic()
         if state is not None:
@@ -84,7 +86,7 @@ class SlurmJob(SubmittedJob):
         return None if self._has_ended and not text else text
 
     def stop(self) -> None:
-        """Have the workers told as soon as there are any: before, it can't be stopped in order."""
+        """Have SIGTERM sent to the workers once there are any: before, nothing can be saved."""
         self._stops = 1
 
     def cancel(self) -> None:
@@ -100,8 +102,8 @@ class SlurmJob(SubmittedJob):
     def close(self) -> None:
         """Nothing runs here."""
 
-    def _own_word(self) -> int | None:
-        """Give the exit code that the job has left, once it has."""
+    def _reported_code(self) -> int | None:
+        """Read the exit code that the job's own script has written; None before."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             code = read_json_object(ended_path(self._run, self._job_id))["code"]
             if type(code) is not int:
@@ -141,7 +143,7 @@ class SlurmJob(SubmittedJob):
         self._stops_passed_on = self._stops
 
     def _signal_workers(self) -> None:
-        """Tell the workers to stop, once; before it has any, a job can't be stopped in order."""
+        """Send SIGTERM to the workers, once; before there are any, nothing can be saved."""
         if not self._workers_signalled and commands.has_workers(self._job_id):
             commands.signal_workers(self._job_id)
             self._workers_signalled = True

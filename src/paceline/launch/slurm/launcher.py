@@ -44,9 +44,9 @@ class SlurmLauncher(Launcher):
     def render(self, job: ClusterJob) -> str:
         """Write the script, and the command that submits it."""
         submission, run = make_submission(job, self._options, sys.executable), run_directory(job)
-        words = shlex.join(("sbatch", *submission.options, str(script_path(run))))
+        command = shlex.join(("sbatch", *submission.options, str(script_path(run))))
         made = shlex.quote(str(run.slurm))
-        return f"{submission.script}\n# submitted by: mkdir -p {made} && {words}\n"
+        return f"{submission.script}\n# submitted by: mkdir -p {made} && {command}\n"
 
     def submit(self, job: ClusterJob, stop: StopRequests) -> SlurmJob:
         """Submit the script; a signal meanwhile stops the job that comes of it."""

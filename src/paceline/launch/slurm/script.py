@@ -123,11 +123,11 @@ def script_text(job: ClusterJob, words: Sequence[str], python: str) -> str:
         "",
         "# What the workers print shall be seen at once.",
         "export PYTHONUNBUFFERED=1",
-        "# Newer versions of srun don't heed what sbatch was told of CPUs.",
+        "# Newer versions of srun ignore sbatch's options for CPUs.",
         'if [ -n "$SLURM_CPUS_PER_TASK" ]; then '
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi',
         "",
-        "# Runs the workers, one a task, and requeues this job where they were told to stop.",
+        "# Runs the workers, one a task, and requeues this job where they were asked to stop.",
         f"exec {shlex.join((*batch, directory, str(job.max_restarts)))} \\",
         f"  {shlex.join(workers)} \\",
         f"  {shlex.join(paceline)}",

@@ -92,7 +92,7 @@ def code_of(job: JobState) -> int:
 
 
 def why_ended(job: JobState, python: str, output_seen: bool) -> str:
-    """Say what may be known of a job that ended without a word.
+    """Say why a job may have ended that left no exit code.
 
     Args:
         job: How it ended.

@@ -1,4 +1,4 @@
-"""Runs on a host, at the other end of an ssh connection: starts processes, passes on their words.
+"""The agent on a host, at the far end of an ssh connection: starts processes, relays their output.
 
 Where its launcher ends, or gives no sign of life for LEASE_S, it kills all that it has started, and
 ends. It needs neither a server's setting nor a file on the host, and imports no torch.
@@ -44,7 +44,7 @@ _CANNOT_START = 70
 
 @final
 class _Child:
-    """A process that is being started, or runs, and what it is still to be told."""
+    """A process that is being started, or runs, and the input that is still to be sent to it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -57,7 +57,7 @@ class _Child:
         self._inbox.put(json.dumps(message).encode() + b"\n")
 
     def write(self, stream: IO[bytes]) -> None:
-        """Write what there is to say, until `finish`."""
+        """Write the messages as they come, until `finish`."""
         with suppress(OSError), stream:  # it has ended, or is ending
             while (line := self._inbox.get()) is not None:
                 stream.write(line)
@@ -83,7 +83,7 @@ class _Child:
 class Agent:
     """The host's end of one connection.
 
-    The main thread hears and never waits for anything else; what may take time has threads.
+    The main thread reads messages and blocks on nothing else; what may take time has threads.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Agent:
 
         Args:
             source: Descriptor at which the launcher's messages come.
-            target: Descriptor for what is said to it.
+            target: Descriptor for messages to it.
             leave: Called by another thread where the lease ends and the main thread is stuck.
             lease_s: How long the launcher may give no sign of life.
             ending: Descriptor that can be read once it is to end.
@@ -177,11 +177,11 @@ class Agent:
             threading.Thread(target=child.end, args=(grace_s,), daemon=True).start()
 
     def _follow(self, name: str, child: _Child, message: Message) -> None:
-        """Start a process; pass on what it says and prints, and its end."""
+        """Start a process; relay its messages, its output and its exit code to the launcher."""
         reading, writing = os.pipe()
-        with os.fdopen(reading, "rb") as said:
+        with os.fdopen(reading, "rb") as messages:
             try:
-                code = self._attend(name, child, said, self._started(child, message, writing))
+                code = self._relay(name, child, messages, self._started(child, message, writing))
             except (OSError, ValueError) as error:
                 self._send({"is": "problem", "id": name, "text": str(error)})
                 code = _CANNOT_START
@@ -213,15 +213,15 @@ class Agent:
             child.tried.set()
         return child.process
 
-    def _attend(
-        self, name: str, child: _Child, said: IO[bytes], process: subprocess.Popen[bytes]
+    def _relay(
+        self, name: str, child: _Child, messages: IO[bytes], process: subprocess.Popen[bytes]
     ) -> int:
-        """Be with a process until its end. Returns its exit code."""
+        """Relay a process's messages and output until its end. Returns its exit code."""
         threading.Thread(target=child.write, args=(process.stdin,), daemon=True).start()
         readers = [
             threading.Thread(target=self._pass_on, args=(name, stream, source), daemon=True)
             for stream, source in (
-                ("said", said),
+                ("messages", messages),
                 ("stdout", process.stdout),
                 ("stderr", process.stderr),
             )
@@ -232,7 +232,9 @@ class Agent:
         code = process.wait()
         child.finish()
         self._end_leftovers()
-        readers[0].join()  # nobody holds the other end any more, and all of it has to be told
+        readers[
+            0
+        ].join()  # no process holds the other end any more, and all messages have to be sent
         for reader in readers[1:]:
             reader.join(_ORPHAN_S)
         return code
@@ -258,10 +260,10 @@ class Agent:
     def _pass_on(self, name: str, stream: str, source: IO[bytes]) -> None:
         with source:
             for line in source:
-                if stream == "said":
-                    said = decode(line)
-                    if said is not None:
-                        self._send({"is": "said", "id": name, "message": said})
+                if stream == "messages":
+                    message = decode(line)
+                    if message is not None:
+                        self._send({"is": "said", "id": name, "message": message})
                 else:
                     text = line.decode(errors="replace").rstrip("\n")
                     self._send({"is": "output", "id": name, "stream": stream, "text": text})
@@ -270,7 +272,7 @@ class Agent:
         self._outbox.put(encode(message))
 
     def _send_if_room(self, message: Message) -> None:
-        """Never wait: the main thread has to go on hearing while nobody reads what is written."""
+        """Send without blocking, or drop the message: the main thread must go on reading."""
         with suppress(queue.Full):
             self._outbox.put_nowait(encode(message))
 
@@ -303,7 +305,7 @@ def _introduction(message: Message) -> Message:
         "python": platform.python_version(),
         "torch": _version_of("torch"),
         "executable": sys.executable,
-        "ssh_address": _ssh_address(os.environ),
+        "ssh_address": ssh_address(os.environ),
     }
 
 
@@ -314,14 +316,14 @@ def _version_of(package: str) -> str:
         return "none"
 
 
-def _ssh_address(environment: Mapping[str, str]) -> str:
+def ssh_address(environment: Mapping[str, str]) -> str:
     """Give the address of this host at which ssh came in; empty where ssh doesn't say."""
     words = environment.get("SSH_CONNECTION", "").split()
     return words[2].partition("%")[0] if len(words) == 4 else ""
 
 
 def main() -> None:
-    """Be the agent: standard input and output are the connection."""
+    """Run the agent: standard input and output are the connection."""
     target = os.dup(1)
     os.dup2(2, 1)  # what anything prints by mistake must not look like a message
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
@@ -329,15 +331,15 @@ def main() -> None:
     ending, ends = os.pipe()
     os.set_blocking(ends, False)
     signal.set_wakeup_fd(ends)  # a SIGTERM just before a wait begins wouldn't interrupt it
-    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    signal.signal(signal.SIGTERM, lambda *_: _kill_all_and_exit())
     adopt_orphans(True)
     try:
-        Agent(0, target, _leave, ending=ending).run()
+        Agent(0, target, _kill_all_and_exit, ending=ending).run()
     finally:
-        _leave()
+        _kill_all_and_exit()
 
 
-def _leave() -> None:
+def _kill_all_and_exit() -> None:
     """Kill everything that was started, and end at once: no thread may hold this up."""
     try:
         for _ in range(3):  # what is killed may have been about to start something

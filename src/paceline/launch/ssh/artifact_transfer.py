@@ -21,7 +21,7 @@ _LONGEST_LOG_BYTES = 4 * 1024 * 1024
 _OFTEN_BYTES = 4 * 1024 * 1024
 """A larger file comes at the end alone: each time it is sent whole."""
 _PIECE_BYTES = 64 * 1024
-"""What else there is to say goes between two pieces."""
+"""Between two pieces other messages can be sent."""
 _IN_LOGS = re.compile(r"rank-[0-9]+\.log|failure-rank-[0-9]+\.json")
 
 

@@ -1,4 +1,4 @@
-"""One attempt on all hosts, seen from the launcher: looked at, seated, started, watched, ended."""
+"""Runs one attempt on all hosts: inspects them, assigns ranks, then starts, watches and ends it."""
 
 import queue
 import time
@@ -34,7 +34,7 @@ from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 
 MODULE = "paceline.launch.hosts.attempt"
 LOOK_S = 120.0
-"""For a host to import torch and look around; a cold file system takes its time."""
+"""For a host to import torch and report its facts; a cold file system takes its time."""
 _REACH_S = 30.0
 _POLL_S = 0.1
 
@@ -77,7 +77,7 @@ class AttemptCoordinator:
         return self._members
 
     def inspect(self, connections: Sequence[Connection]) -> None:
-        """Start this attempt's process on each host, and hear what it sees.
+        """Start this attempt's process on each host, and wait for the facts that it reports.
 
         Raises:
             InterruptedStartError: The user wants to stop.
@@ -95,7 +95,7 @@ class AttemptCoordinator:
         )
 
     def problems(self) -> Problems:
-        """Say which hosts didn't look around."""
+        """Say which hosts have reported no facts."""
         return self._problems
 
     def drop(self, names: Collection[str]) -> None:
@@ -132,8 +132,8 @@ class AttemptCoordinator:
         if lost:
             return lost
         found = {m.name: m.unreachable for m in self._members if m.unreachable}
-        blamed = attribute_unreachable(found, {info.name: info.address for info in infos})
-        return {name: InfrastructureError(text) for name, text in blamed.items()}
+        faulty = attribute_unreachable(found, {info.name: info.address for info in infos})
+        return {name: InfrastructureError(text) for name, text in faulty.items()}
 
     def refuse_to_forget(self) -> None:
         """Refuse to begin again a training whose snapshots are on the launcher's machine alone.
@@ -150,7 +150,7 @@ class AttemptCoordinator:
             )
 
     def go(self) -> None:
-        """Give every host its seat and have it start its workers."""
+        """Assign ranks to every host, and have it start its workers."""
         infos = self._infos()
         firsts = first_ranks(infos)
         files = self._spec.files(self._attempt)
@@ -173,7 +173,7 @@ class AttemptCoordinator:
         try:
             while not all(member.ended for member in self._members):
                 # Take a message, look for failures and hangs, and advance the shutdown.
-                self._take_next()
+                self._handle_next()
                 failed = any(self._has_failed(member) for member in self._members)
                 if not failed and self._hangs():
                     send_all(self._members, {"kill": True})
@@ -255,51 +255,51 @@ class AttemptCoordinator:
                 break
             if self._stop.requested:
                 raise InterruptedStartError
-            self._take_next()
+            self._handle_next()
         late = f"it had not {what} after {limit_s:g} s"
         return {m.name: problem_of(m, late) for m in self._members if not is_done(m) or m.ended}
 
-    def _take_next(self) -> None:
+    def _handle_next(self) -> None:
         try:
             event = self._inbox.get(timeout=_POLL_S)
         except queue.Empty:
             return
         member = next((m for m in self._members if m.remote is event.remote), None)
         if member is not None:
-            self._take(member, event)
+            self._handle_event(member, event)
 
-    def _take(self, member: Participant, event: Event) -> None:
-        if event.kind == "said":
-            self._handle(member, event.message)
+    def _handle_event(self, member: Participant, event: Event) -> None:
+        if event.kind == "message":
+            self._handle_message(member, event.message)
         elif event.kind in ("ended", "lost"):
             member.ended, member.ended_s = True, time.time()
             member.lost = str(event.message.get("text", "")) if event.kind == "lost" else ""
         else:
             text, is_error = str(event.message["text"]), event.kind == "stderr"
-            member.last_words = [*member.last_words[-19:], text]
-            if member.info is not None or not is_error:  # an error of the start is told as such
+            member.last_output = [*member.last_output[-19:], text]
+            if member.info is not None or not is_error:  # errors of the start are reported as such
                 self._show(member.name, text, is_error)
 
-    def _handle(self, member: Participant, said: Message) -> None:
+    def _handle_message(self, member: Participant, message: Message) -> None:
         # By phase: look, reach, refusal; then what comes while workers run; at last the results.
-        if "seen" in said:
-            seen = said["seen"]
+        if "seen" in message:
+            seen = message["seen"]
             assert isinstance(seen, dict)
             member.info = HostInfo.read(member.name, seen)
-        elif "unreachable" in said:
-            listed = said["unreachable"]
+        elif "unreachable" in message:
+            listed = message["unreachable"]
             member.unreachable = [str(n) for n in listed] if isinstance(listed, list) else []
-        elif "refused" in said:
-            member.refused = (str(said["refused"]), int(str(said["code"])))
-        elif "states" in said or "stacks" in said:
+        elif "refused" in message:
+            member.refused = (str(message["refused"]), int(str(message["code"])))
+        elif "states" in message or "stacks" in message:
             if self._watchdog is not None:
-                self._watchdog.receive(member.name, said)
-        elif "file" in said:
-            problem = keep_file(self._spec.run, said)
+                self._watchdog.receive(member.name, message)
+        elif "file" in message:
+            problem = keep_file(self._spec.run, message)
             if problem and problem not in self._reported:
                 self._reported.add(problem)
                 self._show(member.name, problem, True)
-            if said["file"] == self._spec.run.run_json.name:
-                self._spec.bring_home()
-        elif "results" in said:
-            member.done, member.done_s = said, time.monotonic()
+            if message["file"] == self._spec.run.run_json.name:
+                self._spec.restore_paths()
+        elif "results" in message:
+            member.done, member.done_s = message, time.monotonic()

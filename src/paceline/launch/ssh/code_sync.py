@@ -21,7 +21,7 @@ from paceline.errors import InfrastructureError, UsageError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
-from paceline.launch.ssh.ssh import NO_PROGRAM, OWN_FAILURE, explain, last_lines, plain_ssh_words
+from paceline.launch.ssh.ssh import NO_PROGRAM, OWN_FAILURE, explain, last_lines, plain_ssh_command
 
 _SYNC_S, _INSTALL_S = 600.0, 1800.0
 _USUAL_PYTHON = "python3"
@@ -91,7 +91,7 @@ def sync_command(
         *("--exclude=/.git", "--exclude=/runs", "--exclude=.launcher-*"),
         *(f"--exclude={pattern}" for pattern in map(_pattern, keep) if pattern),
         "--filter=:- .gitignore",
-        f"--rsh={shlex.join([*plain_ssh_words(host, options), '--'])}",
+        f"--rsh={shlex.join([*plain_ssh_command(host, options), '--'])}",
         "--",
         f"{directory}/",
         f"{name}:{target}/",
@@ -127,15 +127,15 @@ def _pattern(path: str) -> str:
 
 
 def _rsync_failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
-    code, said = done.returncode, done.stderr or done.stdout
-    # rsync's lines are told apart from the remote shell's, which name the cause.
-    of_others = "\n".join(line for line in said.splitlines() if not line.startswith("rsync"))
+    code, output = done.returncode, done.stderr or done.stdout
+    # The remote shell's lines name the cause, not rsync's own.
+    of_others = "\n".join(line for line in output.splitlines() if not line.startswith("rsync"))
     broke = code == _STREAM_BROKE
     if code in NO_PROGRAM or (broke and "rsync" in of_others and "not found" in of_others):
         return f"{host.name}: there is no rsync there: install it"
     if code == OWN_FAILURE or broke:
-        return explain(host, None if broke else code, of_others or said)
-    return f"{host.name}: rsync ended with code {code}: {last_lines(said)}"
+        return explain(host, None if broke else code, of_others or output)
+    return f"{host.name}: rsync ended with code {code}: {last_lines(output)}"
 
 
 def install(
@@ -160,7 +160,8 @@ def install(
     name, wheel = build_wheel()
     program = files("paceline.launch.ssh").joinpath("installer.py").read_text()
 
-    def bring(host: Host, commands: Commands) -> Host:
+    # The program and the wheel go through the input of one ssh command.
+    def install_on(host: Host, commands: Commands) -> Host:
         request = {
             "program": program,
             "python": host.python or "",
@@ -168,14 +169,14 @@ def install(
             "name": name,
             "wheel": base64.b64encode(wheel).decode(),
         }
-        command = [*plain_ssh_words(host, options), "--", host.name, receiver_command(host)]
+        command = [*plain_ssh_command(host, options), "--", host.name, receiver_command(host)]
         done = _run(commands, command, host, _INSTALL_S, json.dumps(request) + "\n")
         if done.returncode:
-            said = done.stderr or done.stdout
-            raise InfrastructureError(explain(host, done.returncode, said, _first_python(host)))
+            output = done.stderr or done.stdout
+            raise InfrastructureError(explain(host, done.returncode, output, _first_python(host)))
         return replace(host, python=_python_of(host, done.stdout))
 
-    return on_each(hosts, bring, stop)
+    return on_each(hosts, install_on, stop)
 
 
 def receiver_command(host: Host) -> str:
@@ -187,9 +188,9 @@ def _first_python(host: Host) -> str:
     return host.python or _USUAL_PYTHON
 
 
-def _python_of(host: Host, said: str) -> str:
+def _python_of(host: Host, output: str) -> str:
     """Read the installer's answer, which the host's shell may have put other lines around."""
-    for line in reversed(said.splitlines()):
+    for line in reversed(output.splitlines()):
         try:
             answer = json.loads(line)
         except ValueError:
@@ -201,7 +202,7 @@ def _python_of(host: Host, said: str) -> str:
             return str(answer["python"])
     raise InfrastructureError(
         f"{host.name}: {_first_python(host)} there didn't say where it has put Paceline: "
-        f"{last_lines(said)}"
+        f"{last_lines(output)}"
     )
 
 

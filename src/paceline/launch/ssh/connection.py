@@ -18,7 +18,7 @@ from paceline._version import __version__
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
-from paceline.launch.ssh.protocol import BEAT_S, LEASE_S, Message, decode, encode, lines_of
+from paceline.launch.ssh.protocol import HEARTBEAT_S, LEASE_S, Message, decode, encode, lines_of
 from paceline.launch.ssh.ssh import agent_command, explain, forwarded_port, forwarding_failed
 
 CONNECT_S = 30.0
@@ -34,10 +34,10 @@ class Event:
     """Something that came from a process on a host."""
 
     remote: "RemoteProcess"
-    kind: Literal["said", "stdout", "stderr", "ended", "lost"]
+    kind: Literal["message", "stdout", "stderr", "ended", "lost"]
     """lost: the connection is gone, and the process with it."""
     message: Message
-    """Of `said`; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
+    """Its own; `{"text": line}` of output, `{"code": n}` at the end, `{"text": why}` if lost."""
 
 
 @final
@@ -57,7 +57,7 @@ class RemoteProcess:
         return self.connection.host
 
     def send(self, message: Message) -> None:
-        """Send a message; lost without a word where the host is."""
+        """Send a message; dropped silently where the host is lost."""
         self.connection.send({"do": "say", "id": self._name, "message": message})
 
     def end(self, grace_s: float = 0.0) -> None:
@@ -65,7 +65,7 @@ class RemoteProcess:
         self.connection.send({"do": "end", "id": self._name, "grace_s": grace_s})
 
     def messages(self, timeout_s: float) -> Iterator[Message]:
-        """Go through what it says, until it ends; needs an inbox of its own.
+        """Iterate over its messages until it ends; needs an inbox of its own.
 
         Args:
             timeout_s: How long it may be silent.
@@ -81,7 +81,7 @@ class RemoteProcess:
                 raise InfrastructureError(
                     f"{self.host.name} has said nothing for {timeout_s:g} s"
                 ) from None
-            if event.kind == "said":
+            if event.kind == "message":
                 yield event.message
             elif event.kind == "ended" and event.message["code"] == 0:
                 return
@@ -90,12 +90,13 @@ class RemoteProcess:
                 text = "\n".join(filter(None, printed)) or f"code {event.message.get('code')}"
                 raise InfrastructureError(f"{self.host.name}: {text}")
             else:
+                # Output is no message, but explains a failure.
                 printed.append(str(event.message["text"]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentInfo:
-    """What a host's agent says of itself."""
+    """A host agent's first message: what is installed there, and its address."""
 
     host: str
     """Its own name for itself."""
@@ -138,7 +139,7 @@ class Connection:
         self.clock_offset_s: float | None = None
         """By how much the host's wall clock is ahead of ours."""
         self.lost = ""
-        """Why it is no use any more; empty while it is."""
+        """Why it was lost; empty while it wasn't."""
         self._wants_port = store_port is not None
         self._any_version = any_version
         self._nonce = secrets.token_hex(8)
@@ -163,7 +164,7 @@ class Connection:
         # Four threads, one for each pipe and one for the heartbeat, so that none can block another.
         self._threads = [
             threading.Thread(target=work, name=f"paceline-{host.name}", daemon=True)
-            for work in (self._read, self._read_errors, self._write, self._beat)
+            for work in (self._read, self._read_errors, self._write, self._send_heartbeats)
         ]
         for thread in reversed(self._threads):  # the first one waits for the second at its end
             thread.start()
@@ -171,7 +172,7 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is of use now: its agent has answered, and nothing about it is open."""
+        """Whether it can be used: the agent has answered, clock offset and store port are known."""
         has_port = self.store_port is not None or not self._wants_port
         is_known = self.introduction is not None and self.clock_offset_s is not None
         return is_known and has_port and not self.lost
@@ -181,7 +182,7 @@ class Connection:
 
         Args:
             timeout_s: After so long without an answer it is lost.
-            over: Once it is set nobody waits any longer.
+            over: Once it is set, this returns.
 
         Returns:
             Whether it is ready; if not, `lost` says why.
@@ -233,7 +234,7 @@ class Connection:
         return remote
 
     def send(self, message: Message) -> None:
-        """Send a message to the agent; lost without a word where the host is."""
+        """Send a message to the agent; dropped silently where the host is lost."""
         if not self.lost:
             with suppress(queue.Full):
                 self._outbox.put_nowait(encode(message))
@@ -277,8 +278,8 @@ class Connection:
         self._received_s = time.monotonic()
 
     def _explanation(self) -> str:
-        said = "\n".join(self._tail.copy())
-        return explain(self.host, self._ssh.poll(), said, config=self._config)
+        output = "\n".join(self._tail.copy())
+        return explain(self.host, self._ssh.poll(), output, config=self._config)
 
     def _read_errors(self) -> None:
         stream = self._ssh.stderr
@@ -303,18 +304,18 @@ class Connection:
             while (line := self._outbox.get()) is not None:
                 _write_whole(stream, line)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         self._introduced.wait()
-        beats = 0
+        sent = 0
         while not self._gone.is_set():
-            beats += 1
+            sent += 1
             # Clock offset by one round trip, as in NTP: the host's time against the middle of ours.
             if self.clock_offset_s is None:
-                self._sent_s[beats] = time.time()
-            self.send({"do": "beat", "n": beats})
+                self._sent_s[sent] = time.time()
+            self.send({"do": "beat", "n": sent})
             if time.monotonic() - self._received_s > LEASE_S:
                 self._lose(f"{self.host.name}: no sign of life for {LEASE_S:g} s")
-            self._gone.wait(BEAT_S)
+            self._gone.wait(HEARTBEAT_S)
 
     def _take_line(self, line: bytes) -> None:
         message = decode(line)
@@ -327,18 +328,18 @@ class Connection:
     def _take(self, message: Message) -> None:
         what, name = message.get("is"), str(message.get("id"))
         if what == "ready":
-            self._greet(message)
+            self._take_introduction(message)
         elif what == "beat":
             self._set_clock(message)
         elif name in self._remotes:
             self._pass_on(self._remotes[name], message)
 
-    def _greet(self, message: Message) -> None:
-        said = AgentInfo(**{n: str(message.get(n, "")) for n in AgentInfo.__dataclass_fields__})
-        self.introduction = said
-        if said.paceline != __version__ and not self._any_version:
+    def _take_introduction(self, message: Message) -> None:
+        agent = AgentInfo(**{n: str(message.get(n, "")) for n in AgentInfo.__dataclass_fields__})
+        self.introduction = agent
+        if agent.paceline != __version__ and not self._any_version:
             self._lose(
-                f"{self.host.name}: Paceline {said.paceline} is installed there, and "
+                f"{self.host.name}: Paceline {agent.paceline} is installed there, and "
                 f"{__version__} here. Install the same, or say --install"
             )
         self._tail.clear()  # what a login shell prints explains no later loss
@@ -350,9 +351,10 @@ class Connection:
             self._settled.set()
 
     def _pass_on(self, remote: RemoteProcess, message: Message) -> None:
+        """Turn a message of the agent into an event of one of its processes."""
         what = message["is"]
         if what == "said" and isinstance(message["message"], dict):
-            remote.inbox.put(Event(remote=remote, kind="said", message=message["message"]))
+            remote.inbox.put(Event(remote=remote, kind="message", message=message["message"]))
         elif what == "output":
             kind: Literal["stdout", "stderr"] = "stdout"
             if message["stream"] == "stderr":
@@ -386,7 +388,7 @@ class Connection:
                 os.killpg(self._ssh.pid, signal.SIGKILL)
 
     def _retire(self) -> None:
-        """Have the threads end, which close what they read and write, and tell who waits."""
+        """End the threads, which close their pipes, and report the loss to all that wait."""
         for event in (self._gone, self._introduced, self._settled):
             event.set()
         with suppress(queue.Full):  # a writer with so much before it is at a pipe that will break
@@ -416,22 +418,22 @@ class ConnectionPool:
 
     @property
     def all(self) -> list[Connection]:
-        """Those of use and the others, in the order in which the hosts were named."""
+        """All connections, lost ones too, in the order in which the hosts were named."""
         return list(self._connections)
 
     @property
     def hosts(self) -> list[Connection]:
-        """Those that are of use, in the order in which the hosts were named."""
+        """Connections that aren't lost, in the order in which the hosts were named."""
         return [connection for connection in self._connections if not connection.lost]
 
     @property
     def lost(self) -> dict[str, str]:
-        """Why the others aren't, by the host's name."""
+        """Why connections were lost, by the host's name."""
         return {c.host.name: c.lost for c in self._connections if c.lost}
 
     @property
     def lost_ones(self) -> list[Connection]:
-        """Those that are of no use any more."""
+        """Connections that are lost."""
         return [connection for connection in self._connections if connection.lost]
 
     def replace(self, connections: Sequence[Connection]) -> None:
@@ -482,17 +484,11 @@ def connect(
         connections.close()
 
 
-def wait_for(connections: Sequence[Connection], over: threading.Event | None = None) -> None:
-    """Wait until each connection is of use or lost.
-
-    Args:
-        connections: Which; those without an answer in time are lost.
-        over: Once it is set nobody waits any longer; what isn't ready by then is the caller's to
-            close.
-    """
+def wait_for(connections: Sequence[Connection]) -> None:
+    """Wait until each connection is ready or lost; those without an answer in time are lost."""
     deadline_s = time.monotonic() + CONNECT_S
     for connection in connections:
-        connection.wait(max(0.0, deadline_s - time.monotonic()), over)
+        connection.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 def _close(connections: Sequence[Connection]) -> None:

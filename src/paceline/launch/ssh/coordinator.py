@@ -26,7 +26,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.participants import StopState, raise_first
 from paceline.launch.ssh.rank_assignment import clock_lines
 from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
-from paceline.launch.ssh.store import kept_store
+from paceline.launch.ssh.store import launcher_store
 from paceline.options.figures import plural
 
 Settle = Callable[[str, int], str]
@@ -64,7 +64,7 @@ def launch_on_hosts(
     say = quietly(to_stderr)
     stop = StopState(say)
     with ExitStack() as stack:
-        store = stack.enter_context(kept_store())
+        store = stack.enter_context(launcher_store())
         # Connect. Until workers run, a signal breaks this off.
         interrupts = stack.enter_context(Interrupts(policy.stop).caught())
         try:
@@ -122,7 +122,7 @@ class _Attempts:
                 attempt += 1
                 self._recovery.rejoin(self._options.min_hosts, self._stop, say)
                 continue
-            # Counted from the progress at the first start, which the hosts have told by now.
+            # Counted from the progress at the first start, which the hosts have reported by now.
             if budget is None:
                 budget = RestartBudget.full(policy.max_restarts, coordinator.newest())
             results, failures = self._finish(coordinator)
@@ -150,7 +150,7 @@ class _Attempts:
     def _gather(
         self, attempt: int, settle: Settle, say: Callable[[str], None]
     ) -> AttemptCoordinator | None:
-        """Have the hosts look around, compare them, and start the workers.
+        """Have the hosts report their facts, compare these, and start the workers.
 
         The first time everything has to be right; later a host that isn't is left out.
 

@@ -126,12 +126,12 @@ class HostRecovery:
                 reconnection.end()
 
     def rejoin(self, least: int, stop: StopState, say: Callable[[str], None]) -> None:
-        """Add the hosts that are back to the pool, and part with those that are named no more.
+        """Add the hosts that are back to the pool, and remove those that are no longer named.
 
         Args:
             least: How many hosts there must be; it is waited for them.
             stop: The user's wish to stop, which ends the wait.
-            say: Is told of hosts that come, and of waiting.
+            say: Called with a line for the user about hosts that come, and about waiting.
 
         Raises:
             InfrastructureError: There aren't enough in time.

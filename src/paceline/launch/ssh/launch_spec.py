@@ -21,7 +21,7 @@ class LaunchSpec:
     payload: str
     """Of the entry; `inspect` makes it fit the host."""
     inspect: str
-    """`package.module:function`, run on each host: what is there, who is to be started."""
+    """`package.module:function`, run on each host: reports its facts and number of workers."""
     run: RunDirectory
     """The launcher's own."""
     run_dir: str
@@ -37,11 +37,11 @@ class LaunchSpec:
     stop: StopGrace = field(default_factory=StopGrace)
     """From a request to stop until workers are killed."""
     hang: HangLimits | None = None
-    """After how long the training hangs; None: nobody looks."""
+    """After how long the training counts as hanging; None: no watchdog."""
 
     def message(self, connection: Connection, attempt: int) -> Message:
         """Write it for one host."""
-        said = connection.introduction
+        agent = connection.introduction
         return {
             "entry": self.entry,
             "payload": self.payload,
@@ -56,7 +56,7 @@ class LaunchSpec:
             "attempt": attempt,
             "workers": connection.host.slots,
             "address": connection.host.address,
-            "ssh_address": said.ssh_address if said is not None else "",
+            "ssh_address": agent.ssh_address if agent is not None else "",
         }
 
     def files(self, attempt: int) -> dict[str, str]:
@@ -68,7 +68,7 @@ class LaunchSpec:
         paths += [run.steps_csv] if is_small(run.steps_csv) else []
         return {path.name: read_plain(path).decode() for path in paths}
 
-    def bring_home(self) -> None:
+    def restore_paths(self) -> None:
         """Put this machine's paths back into `run.json`, which a host has written."""
         with suppress(OSError, ValueError):
             content = read_json_object(self.run.run_json)

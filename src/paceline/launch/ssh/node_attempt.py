@@ -1,7 +1,7 @@
-"""Runs on a host, one process an attempt: says what is there, then starts this host's workers.
+"""Runs on a host, one process an attempt: reports facts of the host, then starts its workers.
 
-Phases: look (what is here, at which address), reach (the other hosts' addresses), go. The launcher
-leads from one to the next.
+Phases: look (inspect this host, report its address), reach (connect to the other hosts'
+addresses), go (start the workers). A message of the launcher begins each of them.
 """
 
 import json
@@ -40,7 +40,7 @@ _REACH_S = 5.0
 _POLL_S = 0.2
 _PREDECESSOR_S = LEASE_S + 5.0
 _LAUNCHER_S = 600.0
-"""For the launcher to lead on; hosts may be slow to come."""
+"""For the launcher's next message: it waits for hosts that are slow to connect."""
 
 
 @final
@@ -82,13 +82,13 @@ class LauncherMessages:
 
 
 def main() -> None:
-    """Be one host's part of one attempt."""
+    """Run one host's part of one attempt."""
     spec = agent_io.payload()
     quiet_sockets()
     stop = spec["stop"]
     assert isinstance(stop, dict)
     interrupts = Interrupts(StopGrace(**stop))
-    with interrupts.caught():  # to the end: what is told last must not be cut off
+    with interrupts.caught():  # to the end: the last message must not be cut off
         try:
             _take_part(spec, LauncherMessages(interrupts), interrupts)
         except PacelineError as error:
@@ -128,7 +128,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _inspect(spec: Message) -> dict[str, object]:
-    """Have the trainer say what is here, and start the fork server for what it chose."""
+    """Have the trainer report this host's facts, and start the fork server for its workers."""
     inspect: Callable[[str], str] = imported(str(spec["inspect"]))
     content = json.loads(inspect(json.dumps(spec)))
     assert isinstance(content, dict)
@@ -138,7 +138,7 @@ def _inspect(spec: Message) -> dict[str, object]:
 
 
 def _answer(listener: socket.socket) -> None:
-    """Accept whoever comes: that is all there is to show."""
+    """Accept connections: that alone shows that this host can be reached."""
     with suppress(OSError):
         while True:
             listener.accept()[0].close()
@@ -188,7 +188,7 @@ def _run(
     interrupts: Interrupts,
     reporter: StateReporter | None,
 ) -> Message:
-    """Start the workers, wait for their end, and say what became of them."""
+    """Start the workers, wait for their end, and return their results and failures."""
     run, rendezvous = place.run, place.rendezvous
     first, workers = int(str(go["first_rank"])), int(str(seen["workers"]))
     leads, ranks = rendezvous.node_rank == 0, range(first, first + workers)

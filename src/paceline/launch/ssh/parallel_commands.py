@@ -43,7 +43,7 @@ class Commands:
         """
         process = self._start(command)
         try:
-            printed, said = process.communicate(text, timeout_s)
+            stdout, stderr = process.communicate(text, timeout_s)
         except subprocess.TimeoutExpired:
             _kill(process)
             process.communicate()
@@ -51,7 +51,7 @@ class Commands:
         finally:
             with self._lock:
                 self._running.discard(process)
-        return subprocess.CompletedProcess(command, process.returncode, printed, said)
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     def end(self) -> None:
         """Kill those that run, and start no others."""

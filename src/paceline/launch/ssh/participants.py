@@ -37,7 +37,7 @@ class Participant:
     """When, by our clock in seconds since the epoch."""
     killed: bool = False
     """Whether its agent was told to kill it: its end then says nothing."""
-    last_words: list[str] = field(default_factory=list)
+    last_output: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Participant:
 
 @final
 class StopState:
-    """The user's wish to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
+    """The user's request to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Args:
@@ -170,8 +170,8 @@ def problem_of(member: Participant, late: str) -> PacelineError:
     if member.lost:
         return InfrastructureError(member.lost)
     if member.ended:
-        words = "\n".join(member.last_words) or "it said nothing"
-        return InfrastructureError(f"{member.name}: its process ended:\n{words}")
+        output = "\n".join(member.last_output) or "it said nothing"
+        return InfrastructureError(f"{member.name}: its process ended:\n{output}")
     return InfrastructureError(f"{member.name}: {late}")
 
 
@@ -213,7 +213,7 @@ def attribute_failures(
 
 
 def _reported(member: Participant) -> Iterator[WorkerFailure]:
-    """Give a host's failures under the name that the user has for it, in our clock's time."""
+    """Read a host's failures: with the user's name for the host, and times by our clock."""
     listed = (member.done or {}).get("failures")
     ahead_s = member.remote.connection.clock_offset_s or 0.0
     for content in listed if isinstance(listed, list) else []:
@@ -224,7 +224,7 @@ def _reported(member: Participant) -> Iterator[WorkerFailure]:
 
 def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
     """Describe a host that went away, as a failure of its first worker."""
-    words = "\n".join(member.last_words)
+    output = "\n".join(member.last_output)
     refusal, code = member.refused or ("", ExitCode.INFRASTRUCTURE)
     why = member.lost or refusal or "its processes ended without a word"
     return WorkerFailure(
@@ -236,7 +236,7 @@ def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
         kind="job" if code in (ExitCode.USAGE, ExitCode.JOB) else "infrastructure",
         error_type="",
         message=f"the host is lost: {why}" if member.lost else why,
-        traceback="" if member.lost else words,
+        traceback="" if member.lost else output,
         operation="",
         time_s=member.ended_s,
     )

@@ -9,7 +9,7 @@ from paceline.errors import InfrastructureError
 Message = Mapping[str, object]
 
 LONGEST_BYTES = 64 * 1024 * 1024
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 """How often each side gives a sign of life."""
 LEASE_S = 10.0
 """Without one for so long the other side counts as lost."""

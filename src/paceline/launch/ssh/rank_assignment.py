@@ -1,4 +1,4 @@
-"""What hosts say before a training, compared; and who gets which ranks. Pure."""
+"""Compares what hosts report before a training, and assigns ranks to them. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ CLOCK_LIMIT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostInfo:
-    """What one host says of itself before it is given its seat."""
+    """What one host reports of itself, before it is assigned ranks."""
 
     name: str
     address: str

@@ -80,7 +80,7 @@ class RemoteWatchdog:
         self._polled_s = time.monotonic()
 
     def receive(self, host: str, message: Message) -> None:
-        """Take what a host has reported: states, or stacks."""
+        """Store what a host has reported: states, or stacks."""
         states, stacks = message.get("states"), message.get("stacks")
         if isinstance(states, list):
             reported = [WorkerState.from_json(state) for state in states]

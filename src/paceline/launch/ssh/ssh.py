@@ -30,31 +30,31 @@ _SETTINGS = {
     "PermitLocalCommand": "no",
     "RemoteCommand": "none",
     "RequestTTY": "no",
-    "LogLevel": "INFO",  # the forwarded port is told at this level
+    "LogLevel": "INFO",  # ssh prints the forwarded port at this level
 }
 
 
-def ssh_words(host: Host, options: HostsOptions) -> list[str]:
+def ssh_command(host: Host, options: HostsOptions) -> list[str]:
     """Write ssh's options for a host: all but the host itself and what to run there.
 
     What is said on the command line counts before the user's configuration.
     """
-    words = ["ssh", "-T"]
+    command = ["ssh", "-T"]
     if options.ssh_config is not None:
-        words += ["-F", str(Path(options.ssh_config).expanduser())]
+        command += ["-F", str(Path(options.ssh_config).expanduser())]
     keys = "accept-new" if options.host_keys == "accept-new" else "yes"
     for name, value in {**_SETTINGS, "StrictHostKeyChecking": keys}.items():
-        words += ["-o", f"{name}={value}"]
+        command += ["-o", f"{name}={value}"]
     if host.user is not None:
-        words += ["-l", host.user]
+        command += ["-l", host.user]
     if host.port is not None:
-        words += ["-p", str(host.port)]
-    return words
+        command += ["-p", str(host.port)]
+    return command
 
 
-def plain_ssh_words(host: Host, options: HostsOptions) -> list[str]:
+def plain_ssh_command(host: Host, options: HostsOptions) -> list[str]:
     """Write ssh's options for a connection that forwards nothing, whatever the user's are."""
-    return [*ssh_words(host, options), "-o", "ClearAllForwardings=yes"]
+    return [*ssh_command(host, options), "-o", "ClearAllForwardings=yes"]
 
 
 def agent_command(host: Host, options: HostsOptions, store_port: int | None = None) -> list[str]:
@@ -69,12 +69,12 @@ def agent_command(host: Host, options: HostsOptions, store_port: int | None = No
         store_port: Port of this machine's loopback address that the host is to reach, if any, at a
             port of its own loopback address.
     """
-    words = plain_ssh_words(host, options)
+    command = plain_ssh_command(host, options)
     if store_port is not None:
         forward = f"{_LOOPBACK}:0:{_LOOPBACK}:{store_port}"
-        words = [*ssh_words(host, options), "-R", forward]
+        command = [*ssh_command(host, options), "-R", forward]
     remote = shlex.join(["exec", host.python or sys.executable, "-P", "-m", AGENT])
-    return [*words, "--", host.name, remote]
+    return [*command, "--", host.name, remote]
 
 
 def forwarded_port(line: str) -> int | None:
@@ -94,7 +94,7 @@ def forwarding_failed(line: str) -> bool:
 def explain(
     host: Host,
     code: int | None,
-    said: str,
+    output: str,
     python: str | None = None,
     config: str | None = None,
 ) -> str:
@@ -103,37 +103,37 @@ def explain(
     Args:
         host: Which one.
         code: Exit code of ssh; None where it hasn't ended.
-        said: The end of what it and the host wrote.
+        output: The end of what it and the host wrote.
         python: The Python that was to be run there; None: the agent's.
         config: Configuration file that ssh was given.
     """
     ssh = "ssh" if config is None else shlex.join(["ssh", "-F", config])
     where = python or host.python or sys.executable
-    advice = _advice(code, said)
+    advice = _advice(code, output)
     if advice:
         return f"{host.name}: {advice.format(host=host.name, python=where, ssh=ssh)}"
     if code is None:
-        return f"{host.name}: the connection ended: {last_lines(said, 1)}"
+        return f"{host.name}: the connection ended: {last_lines(output, 1)}"
     program = f"{where} there" if 0 <= code < OWN_FAILURE else "ssh"
-    return f"{host.name}: {program} ended with code {code}: {last_lines(said, 1)}"
+    return f"{host.name}: {program} ended with code {code}: {last_lines(output, 1)}"
 
 
-def last_lines(said: str, count: int = 3) -> str:
+def last_lines(output: str, count: int = 3) -> str:
     """Give the last lines of what a program said, as one line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return "; ".join(lines[-count:]) or "it said nothing"
 
 
-def _advice(code: int | None, said: str) -> str:
-    if any(map(forwarding_failed, said.splitlines())):
+def _advice(code: int | None, output: str) -> str:
+    if any(map(forwarding_failed, output.splitlines())):
         return "its ssh server forwards no ports: it needs AllowTcpForwarding yes (or remote)"
     if code in NO_PROGRAM:
         return (
             "there is no {python} there that can be run. Name its Python by python= in the hostfile"
         )
     if code in (None, OWN_FAILURE):
-        return next((advice for part, advice in _OF_SSH.items() if part in said), "")
-    if _NO_PACELINE.search(said):
+        return next((advice for part, advice in _OF_SSH.items() if part in output), "")
+    if _NO_PACELINE.search(output):
         return (
             "{python} there has no Paceline. Install it, name another Python (python= in the "
             "hostfile), or say --install"

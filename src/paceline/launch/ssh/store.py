@@ -15,7 +15,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 @final
-class KeptStore:
+class LauncherStore:
     """A store on a free port of loopback; torch is imported while hosts are being connected."""
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class KeptStore:
 
 
 @contextmanager
-def kept_store() -> Iterator[KeptStore]:
+def launcher_store() -> Iterator[LauncherStore]:
     """Keep a store for the block."""
-    store = KeptStore()
+    store = LauncherStore()
     try:
         yield store
     finally:

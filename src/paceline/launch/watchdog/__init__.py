@@ -1,5 +1,5 @@
 """Watches workers from outside their interpreters: hangs are reported and ended, stragglers named.
 
-`driver.Watchdog` is the one way: it polls the workers' states, `detect_hang` decides over them, and
-`report` writes down who hangs where. Who watches gives it the states, and acts on a hang.
+`driver.Watchdog` polls the workers' states, `detect_hang` decides whether they hang, and `report`
+writes down where each of them waits. Its callers pass in the states, and act on a hang.
 """

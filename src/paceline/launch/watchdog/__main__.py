@@ -1,4 +1,4 @@
-"""`python -m paceline.launch.watchdog`: the process that `beside.watched` starts."""
+"""`python -m paceline.launch.watchdog`: the process that `sidecar.watched` starts."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""The one way in which workers are watched, wherever they run: where their states come from, and
-what is done about a hang, is given by whoever watches.
+"""The loop that watches workers for hangs and stragglers, the same wherever they run.
 
-`local_watchdog` watches one host's workers for their launcher, `ssh.remote_watchdog` those of
-several hosts, and `sidecar_main` a node's workers that something else has started.
+Its caller passes in where their states come from, and what is done about a hang:
+`local_watchdog` for one host's workers of its launcher, `ssh.remote_watchdog` for those of several
+hosts, and `sidecar_main` for a node's workers that something else has started.
 """
 
 import threading
@@ -27,9 +27,9 @@ class Observation:
     """The workers of a training at one moment."""
 
     own: Sequence[WorkerState]
-    """Those whose speeds and failures this watchdog tells, in rank order."""
+    """Those whose speeds and failures this watchdog reports, in rank order."""
     others: Sequence[WorkerState] = ()
-    """Those that another watchdog tells of."""
+    """Those that another watchdog reports."""
     unseen: int = 0
     """How many more there are, of which nothing is known."""
 
@@ -38,10 +38,10 @@ class ObservedWorkers(Protocol):
     """Where a watchdog's observations come from."""
 
     def poll(self) -> Observation:
-        """See how the workers are; called about every second."""
+        """Read the workers' states; called about every second."""
 
     def examine(self, *, first: bool) -> tuple[Observation, Mapping[int, str]] | None:
-        """Collect the stacks of workers that seem to hang, and see once more how they are.
+        """Collect the stacks of workers that seem to hang, and read their states once more.
 
         Args:
             first: Whether they didn't seem to hang a poll ago.
@@ -128,7 +128,7 @@ class Watchdog:
         self, hang: Hang, seen: Observation, stacks: Mapping[int, str]
     ) -> list[WorkerFailure]:
         everyone, own = _everyone(seen), {state.rank for state in seen.own}
-        if everyone[0].rank in own:  # one of several watchdogs tells the user
+        if everyone[0].rank in own:  # one of several watchdogs warns the user
             self._say(write_report(self._report, hang, everyone, stacks))
         return [f for f in failures_of(hang, everyone, stacks) if f.rank in own]
 

@@ -29,10 +29,12 @@ class _LocalWorkers:
         self._states: Sequence[WorkerState] = ()
 
     def poll(self) -> Observation:
+        """Read the workers' states."""
         self._states = self._poller.poll()
         return Observation(own=self._states)
 
     def examine(self, *, first: bool) -> tuple[Observation, Mapping[int, str]]:
+        """Dump the stacks of all workers, then read their states anew."""
         stacks = collect_stacks(self._states, self._log_dir)
         return self.poll(), stacks
 

@@ -1,4 +1,4 @@
-"""How workers of other nodes are: the nodes' watching processes exchange it by files."""
+"""State of workers on other nodes, which the nodes' watchdogs exchange by files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, final
 from paceline.files import read_json_object
 from paceline.launch.watchdog.worker_state import WorkerState
 
-_STALE_LOOKS = 5
+_STALE_POLLS = 5
 
 
 @final
@@ -29,9 +29,9 @@ class PeerStatus:
         self._log_dir = log_dir
         self._own = own
         self._attempt = attempt
-        self._looks = 0
+        self._sequence = 0
         self._seen: dict[Path, tuple[int, int]] = {}
-        """Number in a file, and looks since it grew; -1: it hasn't grown yet."""
+        """Number in a file, and polls since it grew; -1: it hasn't grown yet."""
 
     def publish(self, states: Sequence[WorkerState], stacks: Mapping[int, str] | None) -> None:
         """Publish the states of this node's workers.
@@ -40,9 +40,9 @@ class PeerStatus:
             states: How they are.
             stacks: By rank, once the training hangs.
         """
-        self._looks += 1
+        self._sequence += 1
         status = _Status(
-            self._attempt, self._looks, list(states), None if stacks is None else dict(stacks)
+            self._attempt, self._sequence, list(states), None if stacks is None else dict(stacks)
         )
         path = self._path
         temporary = path.with_name(f"{path.name}.new")
@@ -85,13 +85,13 @@ class PeerStatus:
         if status.attempt != self._attempt:
             return None
         # A file counts once its number has grown under our eyes, and until it stands still.
-        before, stale = self._seen.get(path, (status.looks, -1))
-        if status.looks != before:
+        before, stale = self._seen.get(path, (status.sequence, -1))
+        if status.sequence != before:
             stale = 0
         elif stale >= 0:
             stale += 1
-        self._seen[path] = (status.looks, stale)
-        return status if 0 <= stale <= _STALE_LOOKS else None
+        self._seen[path] = (status.sequence, stale)
+        return status if 0 <= stale <= _STALE_POLLS else None
 
 
 @dataclass(frozen=True)
@@ -99,24 +99,30 @@ class _Status:
     """A node's file."""
 
     attempt: int
-    looks: int
+    sequence: int
     states: list[WorkerState]
     stacks: dict[int, str] | None
 
     def to_json(self) -> dict[str, object]:
+        """Give the file's content."""
         return {
             "attempt": self.attempt,
-            "looks": self.looks,
+            "sequence": self.sequence,
             "states": [state.to_json() for state in self.states],
             "stacks": self.stacks,
         }
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "_Status":
+        """Read it from the file's content.
+
+        Raises:
+            KeyError, TypeError, ValueError: It isn't what `to_json` has written.
+        """
         stacks = content["stacks"]
         return _Status(
             int(content["attempt"]),
-            int(content["looks"]),
+            int(content["sequence"]),
             [WorkerState.from_json(state) for state in content["states"]],
             None if stacks is None else {int(rank): str(text) for rank, text in stacks.items()},
         )

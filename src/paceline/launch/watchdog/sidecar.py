@@ -102,7 +102,7 @@ def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[
     # The handler is there before the notice: once it is read, SIGUSR1 may come, which kills
     # a process without a handler.
     with _stacks_on_request(log_path(watch.log_dir, watch.rank)):
-        with suppress(OSError):  # on a full disk nobody watches
+        with suppress(OSError):  # on a full disk there is no watchdog
             left = Notice(
                 host=socket.gethostname(),
                 node=watch.node,

@@ -97,7 +97,7 @@ class NodeWatchdog:
                 notice_path(watched.log_dir, rank).unlink(missing_ok=True)
 
     def poll(self) -> Observation:
-        """See how the workers are, and exchange that with the other nodes' processes."""
+        """Read the workers' states, and exchange them with the other nodes' processes."""
         states = self._poller.poll()
         # Other nodes have workers too: exchange states with their processes by files.
         if self._watched.world_size != len(states):

@@ -1,6 +1,6 @@
-"""Where workers stand in their Python code: SIGUSR1 has them write their stacks into their logs.
+"""Dumps the Python stacks of workers: on SIGUSR1 they write them into their logs.
 
-The answer is written in C, also while a thread of theirs keeps the interpreter to itself.
+The signal is handled in C (faulthandler), so it works while a thread holds the GIL.
 """
 
 import os
@@ -21,7 +21,7 @@ _ANSWER_S = 3.0
 """A worker that hasn't answered by then doesn't."""
 _SETTLED_S = 0.3
 _POLL_S = 0.02
-_MOST_BYTES = 1 << 18
+_MAX_BYTES = 1 << 18
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+.*:$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
 _LIBRARIES = tuple(
@@ -81,7 +81,7 @@ def _answer(request: _Request) -> str:
     try:
         with request.log.open("rb") as file:
             file.seek(request.start)
-            text = file.read(_MOST_BYTES).decode(errors="replace")
+            text = file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""
     found = _THREAD.search(text)

@@ -18,17 +18,17 @@ from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.options.fields import check_types
 from paceline.options.figures import show_time
 
-_LOOKS = 10
-"""Looks, about a second apart, over which speeds are taken."""
-_LEAST_STEPS = 5
+_POLLS = 10
+"""Polls, about a second apart, over which speeds are taken."""
+_MIN_STEPS = 5
 _MARKED = 1.5
 """A straggler needs so many times as long by itself as the median worker,"""
 _OF_STEP = 0.2
 """and longer by this part of a step."""
-_STEADY_LOOKS = 20
-"""A worker is named once it was a straggler in so many looks in a row: on a machine that does other
+_STEADY_POLLS = 20
+"""A worker is named once it was a straggler in so many polls in a row: on a machine that does other
 things as well it is now this worker and now that, and none of them is to blame."""
-_AGAIN_AFTER_LOOKS = 60
+_AGAIN_AFTER_POLLS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Straggler:
     cause: Literal["compute", "data"]
 
     def line(self) -> str:
-        """Tell it in a line."""
+        """Describe it in a line."""
         speed = self.speed
         what = "waits long for its data" if self.cause == "data" else "computes slowly"
         return (
@@ -93,14 +93,14 @@ class Speeds:
     """Speeds of the workers of one attempt, over the last ten seconds."""
 
     def __init__(self) -> None:
-        self._seen: deque[Mapping[int, WorkerState]] = deque(maxlen=_LOOKS + 1)
-        self._looks = 0
+        self._seen: deque[Mapping[int, WorkerState]] = deque(maxlen=_POLLS + 1)
+        self._polls = 0
         self._in_a_row: dict[int, int] = {}
-        """Of those that were stragglers at the last look: at how many before it without a break."""
+        """Of those that were stragglers at the last poll: at how many before it without a break."""
         self._named: dict[int, int] = {}
 
     def update(self, states: Sequence[WorkerState]) -> list[WorkerSpeed]:
-        """Take a look in, and give every worker's speed, the slowest first.
+        """Add an observation, and give every worker's speed, the slowest first.
 
         Args:
             states: Of the workers that can be seen; about a second after those before.
@@ -108,7 +108,7 @@ class Speeds:
         Returns:
             Of those that have finished steps since.
         """
-        self._looks += 1
+        self._polls += 1
         self._seen.append({state.rank: state for state in states})
         found = []
         for state in states:
@@ -129,21 +129,21 @@ class Speeds:
             each.speed.rank: self._in_a_row.get(each.speed.rank, 0) + 1 for each in found
         }
         due = [each for each in found if self._is_due(each.speed.rank)]
-        self._named |= {each.speed.rank: self._looks for each in due}
+        self._named |= {each.speed.rank: self._polls for each in due}
         return due
 
     def _can_compare(self) -> bool:
         """Tell whether the window is full, and every worker has done some steps in it."""
-        if len(self._seen) <= _LOOKS:
+        if len(self._seen) <= _POLLS:
             return False
         first, last = self._seen[0], self._seen[-1]
         counted = [last[rank].steps - first[rank].steps for rank in last if rank in first]
-        return min(counted, default=0) >= _LEAST_STEPS
+        return min(counted, default=0) >= _MIN_STEPS
 
     def _is_due(self, rank: int) -> bool:
         """Tell whether a straggler has been one for long, and wasn't named of late."""
-        named = self._named.get(rank, -_AGAIN_AFTER_LOOKS)
-        return self._in_a_row[rank] >= _STEADY_LOOKS and self._looks - named >= _AGAIN_AFTER_LOOKS
+        named = self._named.get(rank, -_AGAIN_AFTER_POLLS)
+        return self._in_a_row[rank] >= _STEADY_POLLS and self._polls - named >= _AGAIN_AFTER_POLLS
 
 
 def find_stragglers(speeds: Sequence[WorkerSpeed]) -> list[Straggler]:

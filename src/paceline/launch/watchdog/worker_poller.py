@@ -57,7 +57,7 @@ class WorkerPoller:
         self._polled_s: float | None = None
 
     def poll(self) -> list[WorkerState]:
-        """See how the workers are, in rank order."""
+        """Read the workers' states, in rank order."""
         now_s = time.monotonic()
         before_s = now_s if self._polled_s is None else self._polled_s
         self._polled_s = now_s
@@ -91,7 +91,7 @@ class WorkerPoller:
 
 
 def _follow(worker: _Watched, reading: Reading, elapsed_s: float) -> None:
-    """Take in what a worker's note says now."""
+    """Update what is known of a worker from its heartbeat."""
     before, worker.reading = worker.reading, reading
     worker.age_s = 0.0 if reading != before else worker.age_s + elapsed_s
     since_s, worker.step_age_s = worker.step_age_s + elapsed_s, 0.0

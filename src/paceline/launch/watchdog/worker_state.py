@@ -22,7 +22,7 @@ class WorkerState:
     step: int | None
     """The step that it computes; None before the first."""
     operation: str
-    """What it does, such as `data`, `step`, `snapshot`; see `launch.note.STEPPING`."""
+    """What it does, such as `data`, `step`, `snapshot`; see `launch.heartbeat.STEPPING`."""
     collectives: int
     """How many collectives it has begun; all workers count alike."""
     collective: str

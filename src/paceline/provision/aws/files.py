@@ -1,4 +1,4 @@
-"""What is kept here of the nodes: `~/.paceline/aws/NAME` has hostfile, ssh configuration, keys."""
+"""A cluster's files on this machine, in `~/.paceline/aws/NAME`: hostfile, ssh settings, keys."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

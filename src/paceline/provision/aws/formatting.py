@@ -57,6 +57,7 @@ def status_lines(
             f"{node.private_address or '-':<15} {node.instance_type} {node.id}"
             + (f"  stops {_clock(ends)} (in {_hours(left)})" if node.running else "")
         )
+        # A node costs from its launch to its end, or until now.
         until = now if node.running else min(node.stopped or ends, now)
         spent += max(0.0, (until - node.launched).total_seconds()) / 3600
     cost = price.total_usd(1, spent)

@@ -121,7 +121,7 @@ def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
                 return
             say(f"deleting the stack {plan.name} again, which takes minutes")
             delete_stack(aws, stack, Waiter(never))
-        left = wait_for_nothing(aws, plan.name, Waiter(never), GONE_TIMEOUT_S if stack else 0.0)
+        left = wait_until_deleted(aws, plan.name, Waiter(never), GONE_TIMEOUT_S if stack else 0.0)
     except (PacelineError, KeyboardInterrupt) as failure:
         raise InfrastructureError(
             f"{why}. Then the stack {plan.name} couldn't be deleted: {clause(failure)}. Its nodes "
@@ -133,7 +133,7 @@ def _roll_back(aws: Aws, plan: ClusterPlan, token: str, error: BaseException, sa
     say("nothing is left")
 
 
-def wait_for_nothing(
+def wait_until_deleted(
     aws: Aws, name: str, waiter: Waiter, timeout_s: float = GONE_TIMEOUT_S
 ) -> list[str]:
     """Wait until nothing carries the cluster's tag any more; AWS is slow to forget.
@@ -143,14 +143,14 @@ def wait_for_nothing(
     """
     left: list[str] = []
 
-    def look() -> bool | None:
+    def poll() -> bool | None:
         """Note what is left; None while there is something."""
         nonlocal left
         left = find_orphaned(aws, name)
         return None if left else True
 
-    # `left` keeps the last look, whether the time was enough or not.
-    waiter.until(look, timeout_s)
+    # `left` keeps the last result, whether the time was enough or not.
+    waiter.until(poll, timeout_s)
     return left
 
 
@@ -180,7 +180,7 @@ def delete_nodes(aws: Aws, name: str, say: Say) -> None:
                 except InfrastructureError as error:
                     # The stack is stuck; what carries the tag tells more than its message.
                     failure = error
-            left = wait_for_nothing(aws, name, waiter, GONE_TIMEOUT_S if stack else 0.0)
+            left = wait_until_deleted(aws, name, waiter, GONE_TIMEOUT_S if stack else 0.0)
         except KeyboardInterrupt:
             say(f"AWS goes on deleting; paceline aws down --name {name} looks at what is left")
             raise

@@ -1,4 +1,4 @@
-"""What `paceline aws` is told: which nodes, where, for how long, and who may reach them."""
+"""Options of `paceline aws`: which nodes, where, for how long, and who may reach them."""
 
 import ipaddress
 import math
@@ -12,8 +12,8 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]*")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _KEY_NAME = re.compile(r"[\w .+@:=,/-]{1,255}")
-_MOST_NODES = 64
-_LEAST_PORTS = 1000
+_MAX_NODES = 64
+_MIN_PORTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class NodeOptions:
         Raises:
             UsageError: A value is out of range or can't be read.
         """
-        _check_range("--nodes", self.nodes, 1, _MOST_NODES)
+        _check_range("--nodes", self.nodes, 1, _MAX_NODES)
         _check_range("--max-hours", self.max_hours, 0.25, 24 * 30)
         _check_range("--disk-gb", self.disk_gb, 8, 16384)
         if not _USER.fullmatch(self.login):
@@ -176,9 +176,9 @@ def split_ports(text: str) -> tuple[int, int]:
     if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
         raise UsageError(f"--port-range {text!r} is no range of ports. Write 20000-29999")
     low, high = int(first), int(last)
-    if not 1024 <= low <= high <= 65535 or high - low + 1 < _LEAST_PORTS:
+    if not 1024 <= low <= high <= 65535 or high - low + 1 < _MIN_PORTS:
         raise UsageError(
-            f"--port-range {text}: it must lie within 1024-65535 and hold at least {_LEAST_PORTS} "
+            f"--port-range {text}: it must lie within 1024-65535 and hold at least {_MIN_PORTS} "
             "ports, since every connection between workers takes some"
         )
     return low, high

@@ -26,7 +26,7 @@ class Price:
 
 
 def find_price(aws: Aws, instance_type: str, *, spot: bool, zone: str) -> Price:
-    """Look up a node's price; never fails, since it is only told."""
+    """Look up a node's price; never fails, since it is for information only."""
     try:
         found = _spot_price(aws, instance_type, zone) if spot else _list_price(aws, instance_type)
     except (PacelineError, ValueError) as error:

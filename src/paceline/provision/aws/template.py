@@ -53,7 +53,7 @@ def build_template(shape: Shape) -> str:
         "UseFabric": bool(shape.fabric_cards),
         "ElasticAddress": shape.elastic_addresses,
     }
-    template["Resources"] = _leave_out(_object(_decide(resources, decided)), decided)
+    template["Resources"] = _without_unwanted(_object(_decide(resources, decided)), decided)
     if shape.elastic_addresses:
         _object(template["Outputs"]).update(_address_outputs(shape.nodes))
     for name in _ONLY_ELSEWHERE[shape.own_network]:
@@ -114,8 +114,8 @@ def _decide(value: Json, decided: Mapping[str, bool]) -> Json:
     return {key: _decide(item, decided) for key, item in value.items()}
 
 
-def _leave_out(resources: dict[str, Json], decided: Mapping[str, bool]) -> dict[str, Json]:
-    """Leave out what isn't wanted, and every wish to be made after it."""
+def _without_unwanted(resources: dict[str, Json], decided: Mapping[str, bool]) -> dict[str, Json]:
+    """Remove resources that aren't wanted, and all DependsOn that name them."""
     kept: dict[str, Json] = {}
     for name, value in resources.items():
         resource = _object(value)

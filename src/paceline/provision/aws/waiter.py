@@ -21,7 +21,7 @@ class Waiter:
         self._every_s = every_s
 
     def until(self, poll: Callable[[], T | None], timeout_s: float) -> T | None:
-        """Ask until there is an answer; blocks.
+        """Poll until there is a result; blocks.
 
         Args:
             poll: Gives None for "not yet".

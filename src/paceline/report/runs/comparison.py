@@ -23,7 +23,7 @@ from paceline.results.json_object import JsonObject, entries, number, section, t
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import OF_RECIPES
 
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 """More columns or lines beside each other than these nobody can read."""
 
 _LEFT_OUT = frozenset(
@@ -100,7 +100,7 @@ def choose_runs(places: Sequence[str]) -> tuple[RunEntry, ...]:
     return tuple(chosen.values())
 
 
-def compare(runs: Sequence[RunEntry], most: int | None = MOST_SHOWN) -> Comparison:
+def compare(runs: Sequence[RunEntry], most: int | None = MAX_SHOWN) -> Comparison:
     """Put runs side by side.
 
     Args:

@@ -101,6 +101,7 @@ def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:
             continue
         rows = []
         before = -math.inf
+        # A row for each place: the newest value of each run since the row before.
         for place in _choose_places(ends, across):
             values = tuple(_newest_within(points, before, place) for points in curves)
             before = place

@@ -52,7 +52,7 @@ class RunEntry:
         return text(self.report.run, "recipe")
 
     def to_json(self) -> Mapping[str, object]:
-        """Give it as it is written for other programs."""
+        """Give the JSON object for other programs."""
         notes = self.report.notes
         return {
             "path": str(self.report.path),
@@ -239,6 +239,7 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
             raise UsageError(
                 f"--filter {condition!r} should be NAME=VALUE, such as state=finished or lr=0.1"
             )
+        # Refuse what no run has: a misspelt condition would filter out all of them.
         known = {*_FILTERS, *(n for entry in listed for n in arguments_of(entry.report.run))}
         if listed and name not in known:
             close = unknown_name(name, known, "name").partition(" Known:")[0]

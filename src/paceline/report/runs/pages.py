@@ -57,6 +57,7 @@ class _PageRow:
 
     @property
     def remark_key(self) -> str:
+        """What the column of tags and notes is sorted by."""
         return " ".join([*self.tags, self.note]).strip()
 
 

@@ -11,7 +11,7 @@ from paceline.results.run_directory import fit_name
 HEADER = ("run", "recipe", "state", "best", "epochs", "{}/s", "workers", "started")
 _LEFT = (0, 1, 2)
 _GAP = 2
-_LEAST_NAME = 10
+_MIN_NAME_LENGTH = 10
 _UNCOUNTED = 100_000
 """So many epochs mean no limit: a measurement's, or one that something else ends."""
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -101,9 +101,9 @@ def _fit(
     if len({row[1] for row in rows}) == 1 or all(row[0].startswith(row[1]) for row in rows):
         rows, header = [[row[0], *row[2:]] for row in rows], [header[0], *header[2:]]
     else:
-        rows = [[row[0], _shortened(row[1], _LEAST_NAME), *row[2:]] for row in rows]
+        rows = [[row[0], _shortened(row[1], _MIN_NAME_LENGTH), *row[2:]] for row in rows]
     room = width - _width([["", *row[1:]] for row in [header, *rows]])
-    return [[_shortened(row[0], max(room, _LEAST_NAME)), *row[1:]] for row in rows], header
+    return [[_shortened(row[0], max(room, _MIN_NAME_LENGTH)), *row[1:]] for row in rows], header
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:

@@ -6,7 +6,7 @@ from paceline.options.text import aligned, printable
 from paceline.report.runs.comparison import Comparison, Row
 from paceline.report.runs.curves import CurveTable
 
-_MOST_CELL = 24
+_MAX_CELL_LENGTH = 24
 _GAP = 2
 
 
@@ -20,6 +20,7 @@ def comparison_lines(
         tables: Of their curves.
         width: Characters of a line; None where lines may be of any length.
     """
+    # Which runs: the letters head the columns below.
     for letter, entry in zip(shown.letters, shown.runs, strict=True):
         name = entry.report.notes.name
         named = f"  {name}" if name and name not in entry.label else ""
@@ -28,12 +29,14 @@ def comparison_lines(
     if shown.left_out:
         yield shown.left_out
     yield ""
+    # Settings that differ, then final figures.
     if shown.settings:
         yield from _table("setting", shown.settings, shown.letters, width)
     else:
         yield "No setting differs."
     yield ""
     yield from _table("result", shown.figures, shown.letters, width)
+    # Curves.
     for table in tables:
         yield ""
         yield table.title
@@ -52,6 +55,7 @@ def _table(
     first = max(map(len, names))
     block: list[list[str]] = []
     used = first
+    # As many columns as fit into the width make a block; the next block stands below.
     for column in columns:
         more = max(map(len, column)) + _GAP
         if block and width is not None and used + more > width:
@@ -64,4 +68,4 @@ def _table(
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CELL else f"{text[: _MOST_CELL - 1]}…"
+    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"

@@ -70,7 +70,7 @@ class BarPicture:
 
 
 def step_picture(study: Study) -> BarPicture:
-    """Where the time of a step goes, for each size that was measured."""
+    """Make the picture of where a step's time goes, a bar for each size that was measured."""
     alone = one_worker(study)
     compared = study.mode == "weak" and alone is not None and len(study.measured) > 1
     return BarPicture(
@@ -84,7 +84,7 @@ def step_picture(study: Study) -> BarPicture:
 
 
 def fixed_picture(study: Study) -> BarPicture | None:
-    """What an epoch costs besides its steps; None where that was measured for no size."""
+    """Make the picture of an epoch's fixed costs; None where they were measured for no size."""
     if all(size.fixed.total_s is None for size in study.measured):
         return None
     return BarPicture(

@@ -51,7 +51,7 @@ _CAUSES = {
     "other": "work between the steps",
 }
 _HARDLY = 0.97
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def describe_throughput(study: Study) -> str:
@@ -83,9 +83,7 @@ def describe_throughput(study: Study) -> str:
             f"images a second instead of {alone}. Ideal would be {top[0].workers:,} times."
         )
     each = [f"{show_times(speed_up_of(study, s) or 0)} with {method_name(study, s)}" for s in top]
-    return (
-        f"{workers} do {_first_whole(each, ' the work of one')}; one does {alone} images a second."
-    )
+    return f"{workers} do {_with_unit(each)}; one does {alone} images a second."
 
 
 def describe_efficiency(study: Study) -> str:
@@ -159,6 +157,7 @@ def describe_fixed(study: Study) -> str:
         f"Besides its steps, an epoch with {size_phrase(study, top)} takes "
         f"{show_seconds(top.fixed.total_s)}{part} for {listed(named)}."
     )
+    # Of fixed costs only averaging weights depends on how gradients are combined.
     if top.fixed.averaging_s is None:
         return f"{text} No way of combining gradients changes that."
     own = show_seconds(top.fixed.averaging_s)
@@ -183,7 +182,7 @@ def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) ->
     known = [(place, size) for place, size in places if place is not None]
     if len(known) < 2:
         return f"All got down to a {reached.kind} loss of {show_loss(reached.loss)}."
-    if len(known) > _MOST_NAMED:
+    if len(known) > _MAX_NAMED:
         known = [known[0], known[-1]]
     common = f"a {reached.kind} loss of {show_loss(reached.loss)}"
     if across == "time":
@@ -235,6 +234,7 @@ def _communication(study: Study, top: Sequence[SizeResult]) -> str:
         return ""
     if known[0].workers == 1:
         return _longest_part(known[0])
+    # The method with the most communication that isn't hidden.
     worst = max(known, key=lambda size: size.parts.exposed if size.parts else 0.0)
     if worst.parts is None or worst.step_s is None:
         return ""
@@ -257,10 +257,10 @@ def _longest_part(size: SizeResult) -> str:
     return f" The longest part of it is {PART_NAMES[name]} ({show_seconds(time_s)})."
 
 
-def _first_whole(each: Sequence[str], unit: str) -> str:
+def _with_unit(each: Sequence[str]) -> str:
     """Put the unit after the first factor: `7.3 times the work of one with local and ...`."""
     head, tail = each[0].split(" with ", 1)
-    return listed([f"{head}{unit} with {tail}", *each[1:]])
+    return listed([f"{head} the work of one with {tail}", *each[1:]])
 
 
 def _median(size: SizeResult) -> float | None:

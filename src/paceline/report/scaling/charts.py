@@ -26,13 +26,13 @@ from paceline.results.study import CurvePoint, PredictedSize, SizeResult, Study
 COLOURS_THERE = 8
 """Colours of the page for lines beside each other; more lines begin again, dashed."""
 
-MOST_BANDS = 3
+MAX_BANDS = 3
 """With more methods, bands of those that weren't measured would hide each other."""
 
-Stroke = Literal["measured", "predicted", "ideal"]
+LineStyle = Literal["measured", "predicted", "ideal"]
 Across = Literal["workers", "time", "samples", "step"]
 _LEARNING: dict[Across, str] = {"time": "training time", "samples": "samples seen"}
-_STROKES: tuple[Stroke, ...] = ("measured", "predicted", "ideal")
+_STYLES: tuple[LineStyle, ...] = ("measured", "predicted", "ideal")
 Interval = tuple[float, float, float]
 """Where it is across, its lower and its upper end."""
 
@@ -47,7 +47,7 @@ class Line:
     colour: int
     """From 0, of the page's colours."""
     points: tuple[tuple[float, float], ...]
-    stroke: Stroke = "measured"
+    style: LineStyle = "measured"
     spreads: tuple[Interval, ...] = ()
     """Lines up and down at the points."""
     band: tuple[Interval, ...] = ()
@@ -91,14 +91,14 @@ class Picture:
     @property
     def legend(self) -> tuple[Line, ...]:
         """The lines that have to be named: measured ones, what is only predicted, and ideal."""
-        named = {line.label for line in self.lines if line.stroke == "measured"}
-        lines = [ln for ln in self.lines if ln.stroke != "predicted" or ln.label not in named]
-        return tuple(sorted(lines, key=lambda line: _STROKES.index(line.stroke)))
+        named = {line.label for line in self.lines if line.style == "measured"}
+        lines = [ln for ln in self.lines if ln.style != "predicted" or ln.label not in named]
+        return tuple(sorted(lines, key=lambda line: _STYLES.index(line.style)))
 
     @property
     def predicted(self) -> bool:
         """Whether any line is a prediction."""
-        return any(line.stroke == "predicted" for line in self.lines)
+        return any(line.style == "predicted" for line in self.lines)
 
     @property
     def description(self) -> str:
@@ -112,7 +112,7 @@ class Picture:
         return f"{self.title}. {'; '.join(sentences)}"
 
     def _name(self, line: Line) -> str:
-        return f"{line.label}, predicted" if line.stroke == "predicted" else line.label
+        return f"{line.label}, predicted" if line.style == "predicted" else line.label
 
     def _describe_points(self, line: Line) -> str:
         write = figures.show_whole_percent if self.percent else _four_digits
@@ -223,7 +223,7 @@ def _learning_picture(
 
 def _ideal(workers: tuple[int, ...], reach: Callable[[int], float]) -> Line:
     ends = tuple((float(n), reach(n)) for n in (workers[0], workers[-1]))
-    return Line(label="ideal", value="", colour=0, points=ends, stroke="ideal")
+    return Line(label="ideal", value="", colour=0, points=ends, style="ideal")
 
 
 def _measured(
@@ -258,7 +258,7 @@ def _predicted(
         reached = [(float(size.workers), reach(size)) for size in method.predicted]
         known = [(workers, *interval) for workers, interval in reached if interval is not None]
         # Bands of many methods would hide one another.
-        banded = bool(method.sizes) or len(methods) <= MOST_BANDS
+        banded = bool(method.sizes) or len(methods) <= MAX_BANDS
         if known:
             line = Line(
                 label="measured" if method.sizes and one else method.label,
@@ -266,7 +266,7 @@ def _predicted(
                 colour=method.place,
                 points=tuple((workers, middle) for workers, _, middle, _ in known),
                 band=tuple((n, low, high) for n, low, _, high in known) if banded else (),
-                stroke="predicted",
+                style="predicted",
             )
             lines.append(line)
     return lines
@@ -329,7 +329,7 @@ def _spans_decades(lines: tuple[Line, ...]) -> bool:
 
 
 def _lengths_differ(lines: tuple[Line, ...]) -> bool:
-    """Whether the shortest curve would be a stroke at the side of the longest."""
+    """Whether the shortest curve would be a narrow strip at the side of the longest."""
     lengths = [line.points[-1][0] for line in lines if line.points]
     return bool(lengths) and 0 < 10 * min(lengths) < max(lengths)
 

@@ -10,7 +10,7 @@ LossKind = Literal["validation", "training"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class LossReached:
     """When one training first had the common loss; None where it wasn't written down."""
 
     size: SizeResult
@@ -19,12 +19,12 @@ class Reached:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
+class CommonLoss:
     """The lowest loss that every training reached, and when each did."""
 
     kind: LossKind
     loss: float
-    sizes: tuple[Reached, ...]
+    sizes: tuple[LossReached, ...]
 
 
 def trained_sizes(study: Study) -> tuple[SizeResult, ...]:
@@ -44,25 +44,25 @@ def loss_of(point: CurvePoint, kind: LossKind) -> float | None:
     return point.val_loss if kind == "validation" else point.train_loss
 
 
-def reach_together(study: Study, sizes: Sequence[SizeResult]) -> Together | None:
+def reach_together(study: Study, sizes: Sequence[SizeResult]) -> CommonLoss | None:
     """Find the lowest loss that each of the trainings reached; None where there are none."""
     kind = loss_kind(study)
     lowest = [min(known) for size in sizes if (known := _known(size, kind))]
     if not lowest:
         return None
     common = max(lowest)
-    return Together(
+    return CommonLoss(
         kind=kind, loss=common, sizes=tuple(_reach(size, kind, common) for size in sizes)
     )
 
 
-def _reach(size: SizeResult, kind: LossKind, common: float) -> Reached:
+def _reach(size: SizeResult, kind: LossKind, common: float) -> LossReached:
     curve = () if size.trained is None else size.trained.curve
     for point in curve:
         found = loss_of(point, kind)
         if found is not None and found <= common:
-            return Reached(size=size, time_s=point.time_s, samples=point.samples)
-    return Reached(size=size, time_s=None, samples=None)
+            return LossReached(size=size, time_s=point.time_s, samples=point.samples)
+    return LossReached(size=size, time_s=None, samples=None)
 
 
 def _known(size: SizeResult, kind: LossKind) -> list[float]:

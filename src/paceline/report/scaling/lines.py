@@ -78,7 +78,7 @@ def choose_labels(places: Sequence[tuple[float, str]]) -> list[int]:
 
 def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
     x, y = [x for x, _ in line.points], [y for _, y in line.points]
-    if line.stroke == "ideal":
+    if line.style == "ideal":
         axes.plot(x, y, color=MUTED, linewidth=1.2, linestyle=(0, (1.2, 2.6)), zorder=2)
         return
     colour = _LINES[line.colour % COLOURS_THERE]
@@ -88,7 +88,7 @@ def _draw_line(axes: "Axes", picture: Picture, line: Line) -> None:
             [x for x, *_ in line.band], lows, highs, color=colour, alpha=0.14, linewidth=0, zorder=1
         )
     # Predicted lines are thin and dashed, with empty dots, and behind the measured ones.
-    predicted = line.stroke == "predicted"
+    predicted = line.style == "predicted"
     usual = (0, (4, 3)) if predicted else (0, (6, 2)) if line.again else "-"
     dots = picture.across == "workers" or len(x) == 1
     axes.plot(
@@ -127,6 +127,7 @@ def _scale_up(axes: "Axes", picture: Picture) -> None:
     if picture.log_up:
         axes.set_yscale("log")
         low, high = axes.get_ylim()
+        # The more decades there are, the fewer ticks in each.
         digits = next(chosen for most, chosen in _DIGITS if high / low <= most)
         axes.yaxis.set_major_locator(LogLocator(base=10, subs=digits, numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())

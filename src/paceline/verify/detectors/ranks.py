@@ -19,7 +19,7 @@ _DRAWING = (
 
 
 def no_communication(case: Case) -> Iterator[Finding]:
-    """Find processes that train without ever taking notice of one another."""
+    """Find processes that train without ever communicating."""
     trace = case.other
     is_watched = not (trace.in_session or trace.failure) and trace.steps
     if trace.workers == 1 or trace.has_met or not is_watched:
@@ -176,7 +176,8 @@ def weights_apart(case: Case) -> Iterator[Finding]:
 
 
 def _why_apart(trace: Trace, number: int) -> tuple[Cause, str]:
-    """Say why ranks come to other weights in a step, where it was seen."""
+    """Find the cause of ranks that come to other weights in a step."""
+    # Known causes, the most specific first.
     scales = [rank[number] for rank in trace.scales if len(rank) > number]
     if len(set(scales)) > 1:
         shown = ", ".join(f"{scale:g}" for scale in scales)

@@ -37,6 +37,7 @@ def set_epoch(case: Case) -> Iterator[Finding]:
     epochs = [e for e in case.other.training() if e.begun and e.begun[0].shuffles]
     epochs.sort(key=lambda epoch: (epoch.loader, epoch.number))
     for one, two in pairwise(epochs):
+        # Two epochs of one loader, compared as far as both were seen.
         pairs = [(a, b) for a, b in zip(one.samples, two.samples, strict=True) if a and b]
         shortest = min((min(len(a), len(b)) for a, b in pairs), default=0)
         same = all(_same_start(a, b) for a, b in pairs)
@@ -78,7 +79,7 @@ def drop_last(case: Case) -> Iterator[Finding]:
 
 
 def shares_overlap(case: Case) -> Iterator[Finding]:
-    """Find ranks that share out different orders, or different parts of the data."""
+    """Find ranks whose samplers divide different orders, or different parts of the data."""
     for epoch in case.other.training():
         if not (_shared_by_torch(epoch) and _shared(epoch)):
             continue

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.options.figures import plural
 from paceline.verify.finding import Case, Cause, Finding
-from paceline.verify.tensor_sketch import TensorSketch, best_factor, look_alike
+from paceline.verify.tensor_sketch import TensorSketch, best_factor, contents_match
 from paceline.verify.trace import Step
 
 _RATES_APART = 1e-6
@@ -14,7 +14,7 @@ _EXACT = 1e-3
 _OF_LOSSES = 1e-5
 """Of a loss and the mean of its parts: of one kind of items, they are apart by rounding alone."""
 _SURE = 4
-"""Samples that look the same a second time: none is changed by chance then."""
+"""Samples that have the same values a second time: then none is changed randomly."""
 _NOISY, _ROUGH = 0.1, 0.25
 """Of losses and of gradients' norms, where a step draws random numbers."""
 
@@ -34,7 +34,7 @@ def schedule_per_worker(case: Case) -> Iterator[Finding]:
     if mine > 0 and theirs > mine and len(case.other.steps) <= len(case.first.steps):
         what = f"{text}: the schedule was stepped {theirs} times instead of {mine}"
         yield case.found(Cause.SCHEDULE_PER_WORKER, what, step=step)
-    elif _same_batch(case, 0):
+    elif _same_first_batch(case):
         yield case.found(Cause.RATE_DIFFERS, text, step=step)
 
 
@@ -120,7 +120,7 @@ def no_mean_over_samples(case: Case) -> Iterator[Finding]:
     if beyond is None or not beyond.same_samples:
         return
     # Where random numbers differ between launches, so do losses.
-    if not beyond.same_looks or any(e.by == "step" for e in case.other.drew[0]):
+    if not beyond.same_contents or any(e.by == "step" for e in case.other.drew[0]):
         return
     mine, theirs = case.first.steps[beyond.step], case.other.steps[beyond.step]
     if len(set(theirs.shares)) > 1 and not in_session:
@@ -204,17 +204,19 @@ def no_gradient(case: Case) -> Iterator[Finding]:
 
 
 def other_values(case: Case) -> Iterator[Finding]:
-    """Find samples prepared otherwise, and not by chance: they look alike in each epoch."""
+    """Find samples that are prepared otherwise, but not randomly: they are equal in each epoch."""
     step = case.comparison.contents_differ_from
     if step is None or case.beyond is None:
         return
     known: dict[str, str] = {}
     again = 0
-    for found in case.first.training():
-        for sample, look in found.looks():
+    # Random augmentation gives a sample other values in each epoch: then they tell nothing.
+    for epoch in case.first.training():
+        for sample, content in epoch.sample_contents():
             again += sample in known
-            if not look_alike(known.setdefault(sample, look), look):
+            if not contents_match(known.setdefault(sample, content), content):
                 return
+    # Enough samples were seen twice to be sure that they are prepared without chance.
     if again >= _SURE:
         yield case.found(
             Cause.OTHER_VALUES,
@@ -228,7 +230,7 @@ def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
     step = case.comparison.contents_differ_from
     if case.beyond is None:
-        return  # what looks otherwise, such as padding, comes to the same
+        return  # what differs, such as padding, makes no difference
     if step is not None:
         yield case.found(
             Cause.CHANCE,
@@ -248,8 +250,8 @@ def _equal_until(case: Case, step: int) -> Iterator[bool]:
     return (len(set(found.shares)) == 1 for found in case.other.steps[:step])
 
 
-def _same_batch(case: Case, step: int) -> bool:
-    mine, theirs = case.first.steps[step], case.other.steps[step]
+def _same_first_batch(case: Case) -> bool:
+    mine, theirs = case.first.steps[0], case.other.steps[0]
     return sum(mine.shares) == sum(theirs.shares)
 
 

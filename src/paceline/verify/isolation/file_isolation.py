@@ -60,16 +60,16 @@ _PATHS = (str, bytes, os.PathLike)
 @final
 @dataclass
 class Redirection:
-    """Has an overlay say where this process reads and writes files."""
+    """Redirects the file operations of this process into an overlay."""
 
     overlay: Overlay
 
     def __post_init__(self) -> None:
-        """Make what a thread remembers."""
+        """Create the thread-local state."""
         self._own = threading.local()
 
     def install(self, patches: Patches) -> None:
-        """Stand around Python's functions on files, and the known ones that are not Python's."""
+        """Wrap Python's functions on files, and those known of other packages."""
         # Functions of `os`, grouped by what they do to a path.
         for name in (*_READING, *_READING_LINKS):
             self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))
@@ -120,13 +120,13 @@ class Redirection:
                     act = rule(original, *arguments, **named)
                 finally:
                     self._own.is_inside = False
-                return self._acted(act)
+                return self._call_redirected(act)
 
             return call
 
         patches.wrap(owner, name, around)
 
-    def _acted(self, act: Callable[[], Any]) -> Any:
+    def _call_redirected(self, act: Callable[[], Any]) -> Any:
         """Do what was asked for, and name files as the script does where that fails."""
         try:
             return act()
@@ -394,7 +394,7 @@ def _nothing() -> None:
 
 _SYSTEM = (Path("/dev"), Path("/proc"))
 """Writing here changes no files: terminals, GPUs, shared memory, a process's own settings."""
-_MOST_FILES = 20_000
+_MAX_FILES = 20_000
 Seen = Mapping[str, tuple[int, int]]
 
 
@@ -430,7 +430,7 @@ def files_below(directory: Path) -> Seen:
     for top, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(top, name)
-            if len(found) == _MOST_FILES:
+            if len(found) == _MAX_FILES:
                 return found
             try:
                 status = os.lstat(path)

@@ -15,7 +15,7 @@ from typing import final
 
 AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _COPIED_UNASKED = 1 << 30
 """Files above this size are copied only where that leaves half of the free space."""
 
@@ -36,12 +36,12 @@ class Overlay:
         self._is_used = False
 
     def is_used(self) -> bool:
-        """Tell whether any rank has written something."""
+        """Tell whether any rank has written anything."""
         self._is_used = self._is_used or os.path.exists(self._files)
         return self._is_used
 
     def key(self, path: AnyPath, *, follow: bool, base: str = "") -> str | None:
-        """Name what a path stands for; None where it is left as it is.
+        """Give a path's key; None where the path isn't redirected.
 
         Args:
             path: As the script gives it.
@@ -50,7 +50,7 @@ class Overlay:
         """
         full = os.path.join(base or os.getcwd(), os.fsdecode(path)).rstrip(os.sep) or os.sep
         # Links are followed one at a time, since a link may lie in the overlay and lead out of it.
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             key = self._resolved(full)
             if key.startswith(self._passed):
                 return None
@@ -155,6 +155,7 @@ class Overlay:
         seen = self.visible(key)
         if seen is None:
             raise _error(errno.ENOENT, key)
+        # A link is copied as a link, a directory with all below it.
         if os.path.islink(seen):
             if seen != self._files + key:
                 self._make_parent(key)

@@ -50,11 +50,11 @@ _entered: list[ExitStack] = []  # for as long as a spawned process lives
 
 
 Placed = Callable[[Mapping[str, str]], None]
-"""Is told the environment that says who this worker is, whatever the script makes of it."""
+"""Called with the environment that identifies this worker, whatever the script changes in it."""
 
 
 def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None) -> None:
-    """Run what is spawned here, refuse processes that train, and hold all others back.
+    """Run spawned functions in this worker, refuse processes that train, isolate all others.
 
     Args:
         trial: Of this launch.
@@ -71,8 +71,8 @@ def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None
     patches.wrap(os, "system", partial(_around_system, trial))
 
 
-def be_worker() -> None:
-    """Remember that this process is a worker; those that it starts are not."""
+def mark_worker() -> None:
+    """Mark this process as a worker, by its id: children inherit the mark, but not the id."""
     set_variables({_WORKER: str(os.getpid())})
 
 

@@ -29,7 +29,7 @@ from paceline.verify.trial import EnoughSeenError
 
 _DEPTH = 16
 """Calls that tell two loaders of a library apart, which it makes in one place."""
-_MOST_EVALUATED = 200
+_MAX_EVALUATED = 200
 """Batches of a pass without training."""
 
 
@@ -71,7 +71,7 @@ class LoaderWatch:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Stand around torch's DataLoader while the block runs."""
+        """Wrap torch's DataLoader while the block runs."""
         with Patches() as patches:
             patches.wrap(DataLoader, "__init__", self._around_init)
             patches.wrap(DistributedSampler, "__init__", self._around_sampler)
@@ -224,7 +224,7 @@ class LoaderWatch:
 
     def _is_long(self, found: _Pass) -> bool:
         most, steps = self.observer.trial.steps, self.observer.steps - found.first_step
-        return steps >= most or (not steps and found.drawn >= max(_MOST_EVALUATED, most))
+        return steps >= most or (not steps and found.drawn >= max(_MAX_EVALUATED, most))
 
     def _record_batch(self, found: _Pass, content: object) -> None:
         index = found.waiting.popleft() if found.waiting else None

@@ -61,7 +61,7 @@ def locations_recorded(
 
 
 def _nothing(name: str) -> None:
-    """A backward pass alone meets nobody."""
+    """Does nothing: a backward pass by itself is no collective."""
 
 
 def _around(

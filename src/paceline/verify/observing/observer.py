@@ -1,4 +1,4 @@
-"""What one worker sees, put together from the hooks around it and written down."""
+"""Puts together what the hooks in one worker see, and writes it down as events."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import TensorSketch, content_hashes, hash_text, mark
 from paceline.verify.trial import EnoughSeenError, Trial
 
-_MOST_REDUCED = 16
+_MAX_REDUCED = 16
 _MODE_COUNTS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 SESSION_LOADER = -1
 """Stands for the loader that a session's steps are counted by."""
@@ -51,7 +51,7 @@ SESSION_LOADER = -1
 @final
 @dataclass
 class Observer:
-    """Records what one worker does. It changes nothing and communicates with nobody.
+    """Records what one worker does. It changes nothing and doesn't communicate.
 
     One object, since an event is told by what came before it: a step by its batch, its draws and
     its backward passes.
@@ -104,7 +104,7 @@ class Observer:
     # Called for Paceline's session, by `SessionHook`
 
     def begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Take in what is trained."""
+        """Store what is trained."""
         self.in_session = True
         for name, model in models.items():
             self.record_model(model, "session", prefix="" if len(models) == 1 else f"{name}.")
@@ -274,7 +274,7 @@ class Observer:
 
     def reduced(self, operation: str, before: Tensor, after: Tensor) -> None:
         """Note what a script combines over the ranks, where it is small."""
-        if before.numel() <= _MOST_REDUCED and not before.is_complex():
+        if before.numel() <= _MAX_REDUCED and not before.is_complex():
             self.record(Reduced(operation, _numbers(before), _numbers(after)))
 
     def parameter_registered(self, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""The yardstick: a training disturbed by as much as rounding, step after step.
+"""Perturbs a training by as much as rounding does, to measure how far rounding alone takes it.
 
 Weights are disturbed in their last bit, so that everything that is computed from them is rounded
 anew; what is no more than rounding (the gradient of a bias before a BatchNorm, say, which Adam

@@ -53,7 +53,7 @@ def drawn_from(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def dropout_watched(
     before: Callable[[Tensor], None], after: Callable[[], None], *, keep: Callable[[], bool]
 ) -> Iterator[None]:
-    """Tell of every dropout that is about to draw.
+    """Call hooks around every dropout that draws random numbers.
 
     Other numbers of workers draw other masks, and would all be different: so dropout draws as it
     would, and then gives its input back. Attention and recurrent layers drop out within: they are
@@ -77,18 +77,19 @@ def dropout_watched(
 @final
 @dataclass(frozen=True)
 class _DropoutWatch:
-    """Has dropout draw, and do nothing."""
+    """Replaces dropout: it draws its random numbers, but drops nothing."""
 
     before: Callable[[Tensor], None]
     after: Callable[[], None]
     keep: Callable[[], bool]
 
     def around(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Replace one of `F`'s dropout functions."""
+
         @wraps(original)
         def dropout(
             input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
         ) -> object:
-            # Draws nothing.
             if not training or p == 0:
                 return original(input, p, training, inplace)
             self.before(input)
@@ -106,6 +107,8 @@ class _DropoutWatch:
         return dropout
 
     def around_attention(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Replace scaled_dot_product_attention, which drops out within."""
+
         @wraps(original)
         def attention(
             query: Tensor,
@@ -124,6 +127,8 @@ class _DropoutWatch:
         return attention
 
     def around_recurrent(self, original: Callable[..., object]) -> Callable[..., object]:
+        """Replace a kernel of recurrent layers, which drops out between its layers."""
+
         @wraps(original)
         def recurrent(*arguments: Any) -> object:  # types of C++'s overloads
             # A packed sequence's batch sizes stand before the hidden state.
@@ -139,7 +144,7 @@ class _DropoutWatch:
         return recurrent
 
     def _watched(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
-        """Call what drops out within: it draws, and unless that is kept is called again without."""
+        """Call an operation that drops out within; unless that is kept, once more with p = 0."""
         if p == 0:
             return call(p)
         self.before(given)

@@ -41,7 +41,7 @@ from paceline.verify.trial import EnoughSeenError, output_path
 
 @contextmanager
 def watched(observer: Observer) -> Iterator[None]:
-    """Tell an observer of everything that happens in this process while the block runs."""
+    """Pass everything that happens in this process to an observer while the block runs."""
     with ExitStack() as stack:
         # Everything is undone in reverse order when the stack closes, after an error as well.
         patches = stack.enter_context(Patches())
@@ -130,6 +130,7 @@ def _around_wrapper(observer: Observer, original: Callable[..., object]) -> Call
 
 def _place_makers(observer: Observer, patches: Patches) -> None:
     """Note the lines that make or set what a training depends on."""
+    # Only where they stand is noted: findings point to these lines.
     patches.wrap(Optimizer, "__init__", partial(_placed, observer, "optimizer"))
     patches.wrap(
         nn.modules.batchnorm._BatchNorm, "__init__", partial(_placed, observer, "batchnorm")
@@ -242,7 +243,7 @@ def _around_new_group(observer: Observer, original: Callable[..., object]) -> Ca
 
 
 def _limited(observer: Observer, timeout: object) -> timedelta:
-    """Have ranks that wait for one another in vain fail before their user loses patience."""
+    """Shorten the process group's time-out: ranks that deadlock fail soon, not after 10 minutes."""
     limit = timedelta(seconds=observer.trial.timeout_s)
     return min(timeout, limit) if isinstance(timeout, timedelta) else limit
 

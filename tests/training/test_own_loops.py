@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,22 @@ def test_what_the_session_does_not_know_is_named_once(
         name: int(name == lacks) for name in words
     }
     assert "no s.step(loss)" not in said
+
+
+def test_steps_behind_the_loader_are_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> int:
+        with parts(group, tmp_path) as (s, model, _, batches):
+            longer = s.loader(TensorDataset(*points(11 * BATCH)), global_batch=BATCH)
+            for _ in s.epochs(2):
+                for batch, _ in zip(cycle(batches), longer, strict=False):
+                    x, y = pair_of(batch)
+                    s.step(F.cross_entropy(model(x), y))
+        return s.engine.context.progress.state.step
+
+    assert run_ranks(1, body) == [16]
+    assert capfd.readouterr().out.count("such steps aren't counted") == 1
 
 
 def test_figures_of_a_second_evaluation_do_not_erase_those_of_the_first(

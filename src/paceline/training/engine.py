@@ -56,6 +56,11 @@ _VALIDATED_TWICE = (
     "validation, for the best snapshot, early stopping and targets. Give those of other data other "
     "names, such as test_accuracy"
 )
+_BEHIND_LOADER = (
+    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
+    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
+    "to the session first"
+)
 _UNKNOWN_SCHEDULER = (
     "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
     "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
@@ -330,6 +335,8 @@ class Engine:
         refuse_eval_batch(context.components.loaders)
         if self.counting.by == "batches" and context.components.train_loader is None:
             context.optimizer_step.report_once(_WITHOUT_LOADER)
+        elif self.counting.by == "batches" and context.progress.has_seen_all:
+            context.optimizer_step.report_once(_BEHIND_LOADER)
         if self.counting.take_due():
             self._do_what_is_due()
         loss = self.losses.backward(loss, None, weight, more=more)

@@ -147,6 +147,7 @@ def _meeting(
     if address.scheme == "file":
         yield _file(address)
         return
+    # The name that was given, and the address it comes to on this host.
     where = reachable_address(address.host)
     shown = f"{address} ({where})" if where != address.host else str(address)
     if misleads(address.host):

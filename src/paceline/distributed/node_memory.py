@@ -242,6 +242,7 @@ class NodeMemory:
         Raises:
             InfrastructureError: There isn't as much memory, or a worker has ended.
         """
+        # Make this worker's memory, and send its descriptor to each of the others.
         try:
             own = _made(size)
         except OSError as error:
@@ -254,6 +255,7 @@ class NodeMemory:
                 self._send(rank, _DESCRIPTOR, _rights(own))
         finally:
             os.close(own)
+        # Take theirs; a mapping stays when its descriptor is closed.
         for rank in self._peers:
             descriptor = self._receive_descriptor(rank)
             try:

@@ -378,12 +378,14 @@ def _unexpected(
     switches = {flag(name) for option in bools for name in names[option.name]}
     place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
     before = tokens[place - 1] if place else ""
+    # A switch with a value: `--balance true`.
     if before.replace("--no-", "--", 1) in switches:
         name = before.replace("--no-", "--", 1)
         return (
             f"{before} takes no value, and {words[0]!r} comes after it: {name} switches on, "
             f"{name.replace('--', '--no-', 1)} switches off"
         )
+    # Numbers with spaces between them: `--workers 1 2 4`.
     if before.isdigit() and all(word.isdigit() for word in words) and place > 1:
         option, value = tokens[place - 2], ",".join((before, *words))
         return f"unexpected {words[0]!r}: put commas between several numbers, {option} {value}"

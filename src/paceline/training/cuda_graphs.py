@@ -321,6 +321,7 @@ class _Replay(torch.autograd.Function):
                 "again: with --cuda-graphs its memory has been overwritten. Give --cuda-graphs off"
             )
         graph.keep_gradients()
+        # The graph reads the outputs' gradients from memory of its own.
         pairs = zip(graph.outputs, graph.output_gradients, strict=True)
         owns = [own for output, own in pairs if output is not None]
         for own, gradient in zip(owns, gradients, strict=True):

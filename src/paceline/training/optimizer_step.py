@@ -118,11 +118,13 @@ class OptimizerStep(StepHook):
             optimizers: Those to update with.
             zero_grads: Drop all gradients; otherwise the script does.
         """
+        # Clip true gradients, hence unscaled ones.
         if self.clip_norm is not None:
             self.unscale(optimizers)
             for optimizer in optimizers:
                 clip_gradients(_parameters(optimizer), self.clip_norm)
         self.is_updating = True
+        # Update; the scaler leaves out optimizers whose gradients aren't finite.
         if self.scaler is None:
             for optimizer in optimizers:
                 optimizer.step()

@@ -183,10 +183,12 @@ class TrainingProgress:
         self._unsaved_s += agreed.lap_s
         if agreed.signalled:
             self.stopping = "signal"
+        # The clock decides here whether the training ends by its time budget.
         steps = state.step - self._last_agreement
         if self.loop.time_budget is not None:
             self._fit_schedule()
             self._check_clock(self._until_next_s(agreed.lap_s, steps))
+        # When to exchange next: about half a second on, or at the next row that is due.
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         if every := self.log_every_steps:

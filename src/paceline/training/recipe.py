@@ -239,12 +239,14 @@ def _import_file(path: Path) -> ModuleType:
     path = path.expanduser().absolute()
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
+    # Under its own name where that is free; a file that is imported already isn't run again.
     name = path.stem
     known = sys.modules.get(name)
     if known is not None and known.__file__ == str(path):
         return known
     if known is not None or name in sys.stdlib_module_names:
         name = f"paceline_user_{name}"
+    # Its neighbours can be imported, as when it is run as a script.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -252,6 +254,7 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"{path} can't be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # A module whose import failed must not be found half-built by the next import.
     try:
         spec.loader.exec_module(module)
     except PacelineError:

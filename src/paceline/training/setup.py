@@ -228,12 +228,15 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     components = context.components
     agree = None if context.shared else group.broadcast_text
     warn = say.warn if group.rank == 0 else _nothing
+    # Checks that every training has.
     yield LoopChecks(context, warn)
     yield StreamChecks(warn)
+    # The loss scale, and what the gradient synchronisation does after a step.
     if context.scaler is not None:
         yield context.optimizer_step
     if overrides(sync, GradientSync, "after_step"):
         yield TimedSync(context.profiler, sync)
+    # Checks that options ask for, or promises of bits and equal weights need.
     if config.data.shards is not None:
         allowed = config.compute.allow_different_hardware
         numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
@@ -244,6 +247,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         yield ReplicaChecks(drift)
     elif has_alike_weights(config):
         yield RareReplicaChecks(drift, warn)
+    # What measures steps and then changes how they are computed or shared.
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
         yield LoadBalancer(context.progress, group, most, say.say)

@@ -143,6 +143,7 @@ def announce(engine: Engine, request: TrainRequest) -> None:
     description = describe_run(engine, request)
     run, attempt = context.run, context.group.placement.attempt
     start = describe_start(engine, attempt, resumed=run.run_json.exists())
+    # Rank 0 writes and shows; the description above is collective.
     if context.group.rank == 0:
         with storing(run.run_json):
             write_run(run, description, start)
@@ -175,11 +176,13 @@ def finish(
         StorageError: The final weights, or the summary, can't be written; on every worker.
     """
     context = engine.context
+    # Everything that is still under way: hooks, the last snapshot, the profile.
     for end_training in context.hooks.end_training:
         end_training(context.progress.state.step)
     save_last(engine)
     context.profiler.record(context.progress, must=True)
     summary = summarize(engine, request.recipe)
+    # Evaluate the final model, unless a signal asks for a quick end; its time is reported.
     budget, begun_s = (
         context.progress.describe_budget(context.progress.lap()),
         perf_counter(),
@@ -212,11 +215,13 @@ def save_last(engine: Engine) -> None:
     """
     context = engine.context
     progress, flag = context.progress, engine.stop_flag
+    # After a signal the process may be killed soon: no second try.
     was_stopped = progress.stopping == "signal" and progress.state.ended is None
     limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, context.config.dist.timeout_s / 2)
     engine.note.operation = "snapshot"
     reason = engine.snapshots.save_last(limit_s, lambda: flag.name is not None)
     is_gone = context.group.rank == 0 and not context.run.run_json.exists()
+    # All workers hear of all failures, so that all raise the same error.
     own = json.dumps([gethostname(), reason, is_gone])
     reports = [json.loads(text) for text in context.group.gather_texts(own)]
     if any(gone for _, _, gone in reports):

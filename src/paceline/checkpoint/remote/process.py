@@ -113,6 +113,7 @@ class CopyProcess:
     def main(self) -> int:
         """Open the store, copy, and say how it ended. Returns the exit code."""
         failures, files_s = self._spec.stalls, float("-inf")
+        # A process that replaces one that hung waits as long as that one would have.
         if failures:
             self._orders.wait(_again_s(failures))
         while True:
@@ -129,6 +130,7 @@ class CopyProcess:
             except Exception as error:  # noqa: BLE001  # a store's library may raise anything
                 if self._copier is None and self._spec.is_new:
                     return self._give_up(error, failures)
+                # Anything else may pass: try again, later each time.
                 failures += 1
                 self._note_failure(error, failures)
                 if self._copier is None:

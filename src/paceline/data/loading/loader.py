@@ -130,6 +130,7 @@ class LoaderSource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
+        # Called again where the processes' copies of the data set are out of date.
         self._make = partial(
             _make_loader,
             SeededItems(dataset, collate),

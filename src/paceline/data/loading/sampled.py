@@ -81,6 +81,7 @@ class SampledOrder:
             return self.first
         if self._last[0] != epoch:
             expected = self._count(self.first)
+            # A sampler without `set_epoch` has state: draw the epochs before this one, too.
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
@@ -88,6 +89,7 @@ class SampledOrder:
                 for passed in range(self._next, epoch):
                     self._draw(passed)
             self._last = epoch, self._draw(epoch)
+            # Steps per epoch are settled by the first one, the schedule follows from them.
             if (found := self._count(self._last[1])) != expected:
                 what = "batches" if self.in_batches else "samples"
                 raise DataError(

@@ -29,6 +29,7 @@ class LocalLayout:
         self.parameters = dict(parameters)
         self._offsets: dict[str, int] = {}
         dtype, total = torch.float32, 0
+        # Place parameters one after another, in one dtype that holds all of them.
         for name, parameter in self.parameters.items():
             numbers = _numbers(parameter)
             if has_gaps(parameter):

@@ -104,6 +104,7 @@ class NodeExchange:
         self._additions, self._left = additions(
             [n for run in runs for n in roots(run, shards)], shards
         )
+        # What is under way in a step: buckets in the order in which they were started.
         self._sums: weakref.WeakKeyDictionary[Bucket, _Slice] = weakref.WeakKeyDictionary()
         self._waiting: deque[_Slice] = deque()
         """Started, and not yet summed here."""
@@ -267,6 +268,7 @@ class NodeExchange:
                     raise self._lost(rank, "connection closed by peer")
                 else:
                     self._outcomes[rank].append(message == _SOME_FAILED)
+        # Add up each bucket that all workers of the node have started.
         self._ready[self.rank] = len(self._waiting)
         while self._waiting and min(self._ready.values()) > 0:
             self._ready = {rank: ready - 1 for rank, ready in self._ready.items()}

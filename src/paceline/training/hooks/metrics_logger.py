@@ -158,6 +158,7 @@ class MetricsLogger(StepHook):
                     shown, gpu_utilization=gpu.utilization, gpu_memory_bytes=gpu.memory_bytes
                 )
             context.console.advance(shown)
+        # All workers take the row, since its sums begin anew; rank 0 writes it.
         if self._rows.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
             before = self._rows.last

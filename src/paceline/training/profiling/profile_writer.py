@@ -235,6 +235,7 @@ class Profiler:
         self._lap = _Sums()
         self._lap.add(agreed, steps, sent)
         self._epoch.add(agreed, steps, sent)
+        # Totals of the method leave out a lap in the midst of which it began.
         if self._is_mixed:
             self._is_mixed = False
         else:

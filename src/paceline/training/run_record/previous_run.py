@@ -219,6 +219,7 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     exact = [name for name, _, _ in refused if name in WITH_SHARDS]
     other = [name for name, _, _ in refused if name not in {*FIXED, *exact}]
     text = "these settings differ from the run's:\n" + "\n".join(lines)
+    # What can be done: nothing, leave it as it was, or allow it.
     for name in fixed:
         text += f"\n{flag(name)} can't change within a training, {FIXED[name]}: start a new one"
     if exact:

@@ -182,6 +182,7 @@ def best_weights(
     Returns:
         None where no node has one.
     """
+    # Read it wherever a node has one.
     looks = group.rank == 0 if shared else group.placement.local_rank == 0
     path, step = store.best() if looks else None, NONE
     tensors: Mapping[str, Tensor] = {}
@@ -192,6 +193,7 @@ def best_weights(
             report(f"the best snapshot can't be read: {error}")
         else:
             step, tensors = found.step, evaluated_weights(found.tensors)
+    # Of several nodes' the newest counts.
     steps = group.gather_rows(torch.tensor([step]))[:, 0].tolist()
     if max(steps) == NONE:
         return None

@@ -141,6 +141,7 @@ class PerPartState:
         if not (self.objects or values):
             return
         names = ", ".join(self.objects) or "nothing"
+        # Check that the snapshot has the same parts with the same states.
         if parts != now and self.objects:
             raise SnapshotError(
                 f"{_PER_WORKER} holds a state of each worker for itself ({names}), and the "
@@ -152,6 +153,7 @@ class PerPartState:
                 f"{_PER_WORKER}: the snapshot has the states of {len(values)} parts, and the "
                 f"script keeps {names}"
             )
+        # Give the open part its state now; the others get theirs when they are opened.
         found: dict[int, State] = {}
         for part in self._mine:
             start = f"{part}/"

@@ -106,12 +106,14 @@ class AutoSync(ReplicaSync):
         found = state.values.get("choice")
         if found is None:
             return ""
+        # Another number of workers: what was measured doesn't hold any more.
         if world_size != self.context.group.world_size:
             again = (
                 f"--sync auto measures again: it chose for {world_size} workers, and now there are "
                 f"{self.context.group.world_size}"
             )
             return f"{again}. {ON_AVERAGE}" if were_apart(state.values) else again
+        # The same number: go on with the chosen method, and with its state where it has one.
         choice = Choice.from_json(str(found))
         self._adopt(choice)
         values = state.values.get(choice.method)

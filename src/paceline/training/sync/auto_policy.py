@@ -110,6 +110,7 @@ def final_choice(
     reason = (
         f"communication takes {show_whole_percent(share)} of a step of {show_time(allreduce_s)}"
     )
+    # 1. bf16, where it is faster and leaves little to gain.
     half_gains = half_s < _GAIN * allreduce_s
     if half_gains and left < ENOUGH:
         why = (
@@ -117,11 +118,13 @@ def final_choice(
         )
         return Choice(method="bf16", why=why)
     reason += f", and {show_whole_percent(left)} of {show_time(half_s)} with half the bytes"
+    # 2. PowerSGD, where it is predicted to be faster still.
     best = Choice(method="bf16" if half_gains else "allreduce", why=reason)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
     if best.method == "powersgd" and model.reached(best.options) >= POWERSGD_TARGET:
         return best
+    # 3. Local steps, which change results most.
     if not may_be_local:
         return replace(best, why=f"{best.why}; local steps don't go with the other options")
     return _or_local(best, best_s, model)

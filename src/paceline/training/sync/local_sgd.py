@@ -135,11 +135,13 @@ class LocalSync(ReplicaSync):
         """Put this worker's own state back, or go on from the average. Local to the worker."""
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
         of_round, rank = require_mapping(state.values.get("round", {})), self.context.group.rank
+        # Workers' own weights fit only where there are as many, in the same rounds.
         same = world_size == self.context.group.world_size
         same = same and state.values.get("warmup_steps") == self._settle_warmup()
         if not (of_round and same and self._local.fits(of_round)):
             self._local.restore(LocalState(shared=shared, own={}, values={}))
             return ON_AVERAGE if of_round else ""
+        # This worker's own: weights, optimizers, loss scale.
         workers, start = state.values["workers"], _worker(rank)
         assert isinstance(workers, list)
         own = RankState(

@@ -133,6 +133,7 @@ class OrderedSync(GradientSync):
         """
         if more:
             return ()
+        # A shard may come in several pieces: it is complete once its last one has come.
         self._to_come -= batch.local
         if self._to_come == 0:
             self._to_come = -1
@@ -142,6 +143,7 @@ class OrderedSync(GradientSync):
                 self._ordered.close_shard()
         if not batch.last:
             return ()
+        # Shards without samples in this step count as zeros.
         for part in self._mine:
             if not self._sizes[part]:
                 self._ordered.skip(part)

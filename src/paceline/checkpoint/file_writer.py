@@ -1,7 +1,7 @@
-"""Files of a snapshot: written anew, or over those of one that is to be removed.
+"""Writes a snapshot's files, if possible over those of a snapshot that would be deleted.
 
 Making and removing files costs training several times the processor's time that writing over them
-does. Nobody may notice, so it is done only where nobody else has hold of them.
+does. It is done only with files that no other process has open and that have no other link.
 """
 
 import contextlib

@@ -52,7 +52,7 @@ _DAMAGE = {errno.ENOENT, errno.EIO, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, er
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything needed to go on exactly."""
+    """All tensors and JSON that are needed to resume exactly."""
 
     step: int
     """Optimizer steps done."""

@@ -1,4 +1,4 @@
-"""Batches, and the interface of what makes them: between the training loop and every data set."""
+"""`Batch`, and `BatchSource`: the interface between the training loop and every data set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,6 @@
-"""Images normalised and augmented on the device: kept there as uint8, or read by loaders.
+"""Batches of images that are normalised and augmented on the device.
 
-Both ways give the same batches: augmented by the same numbers, in the same arithmetic.
+Images are kept in memory as uint8, or read by loaders; both give the same batches, bit by bit.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
 from paceline.data.batch import Batch, BatchSource, to_channels_last
-from paceline.data.loading.device_feed import DeviceFeed, Underway, one_ahead
+from paceline.data.loading.device_feed import BatchInFlight, DeviceFeed, one_ahead
 from paceline.data.order import EpochPlan, Indices, StepShare, plan_order, plan_shares
 from paceline.data.protocols import RawImages
 from paceline.data.splitmix import Domain, derive_key
@@ -137,7 +137,7 @@ class MemorySource(BatchSource):
             start, stop = _with_stand_in(found)
             picked = on_device[start:stop]
             if gathered is not None:
-                raw = self._brought(gathered)
+                raw = self._finish_copy(gathered)
             else:
                 raw = self._images.index_select(0, picked)
             if draws:
@@ -163,7 +163,7 @@ class MemorySource(BatchSource):
         for start in range(begin, end, batch_size):
             stop = min(start + batch_size, end)
             raw = self._images[start:stop]
-            raw = self._brought(self._feed.start(raw)) if self._on_host else raw
+            raw = self._finish_copy(self._feed.start(raw)) if self._on_host else raw
             inputs = self._evaluation_inputs(raw) if self._evaluate_with else self._normalised(raw)
             indices = np.arange(start, stop, dtype=np.int64)
             labels = self._labels[start:stop]
@@ -180,7 +180,7 @@ class MemorySource(BatchSource):
 
     def _gathered(
         self, shares: Iterable[StepShare], order: Indices
-    ) -> Iterator[tuple[StepShare, Underway | None]]:
+    ) -> Iterator[tuple[StepShare, BatchInFlight | None]]:
         """Send each share's images on their way, where they are kept on the host.
 
         Beside the training, one step ahead, where the device doesn't need the host meanwhile.
@@ -188,7 +188,7 @@ class MemorySource(BatchSource):
         if not self._on_host:
             return zip(shares, repeat(None), strict=False)
 
-        def gather(found: StepShare) -> Underway:
+        def gather(found: StepShare) -> BatchInFlight:
             start, stop = _with_stand_in(found)
             indices = torch.from_numpy(order[start:stop])
             if not self._feed.is_beside:
@@ -201,9 +201,9 @@ class MemorySource(BatchSource):
             return ((found, gather(found)) for found in shares)
         return one_ahead(gather, shares, self._device)
 
-    def _brought(self, underway: Underway) -> Tensor:
+    def _finish_copy(self, in_flight: BatchInFlight) -> Tensor:
         """Take images from the host, in the layout in which they are kept on the device."""
-        raw = self._feed.finish(underway)
+        raw = self._feed.finish(in_flight)
         assert isinstance(raw, Tensor)
         return _laid_out(raw, self._channels_last)
 

@@ -23,7 +23,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """One part's way through one epoch, from any step on."""
+    """The steps of one epoch for one or several parts, from any step on."""
 
     seed: int
     epoch: int

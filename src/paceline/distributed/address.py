@@ -1,4 +1,4 @@
-"""Where workers meet: `--init-method` taken apart, or what the launcher says."""
+"""Rendezvous addresses: parses `--init-method`, or takes the launcher's."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ _FORMS = "env://, tcp://HOST:PORT or file:///PATH"
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the workers of a training meet."""
+    """The rendezvous address of a training."""
 
     scheme: Literal["agent", "tcp", "file"]
     """agent: a store that torch's elastic agent keeps, or that our launcher has made a file for.

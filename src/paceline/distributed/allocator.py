@@ -1,4 +1,4 @@
-"""How the C library hands out memory in this process. Imports no torch."""
+"""Settings of the C library's malloc in this process. Imports no torch."""
 
 import ctypes
 import sys

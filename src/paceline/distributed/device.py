@@ -25,7 +25,7 @@ _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """What PyTorch offers on one kind of device."""
+    """PyTorch's features and functions for one kind of device."""
 
     noun: str
     backend: str = "gloo"

@@ -1,4 +1,4 @@
-"""Copies between tensors of the host and of a device: few, and few that anybody waits for.
+"""Batched copies of tensors between host and device, with few launches and synchronizations.
 
 A copy to the host waits for the device, one from ordinary host memory too, and each costs a launch.
 So many small tensors travel end to end, as bytes; on CPUs each is taken as it is.

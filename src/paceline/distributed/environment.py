@@ -1,4 +1,4 @@
-"""Who am I among the workers: the one place where a worker reads the environment.
+"""Reads environment variables, for all modules of a worker: placement, addresses, threads.
 
 What each launcher's variables mean is in `launcher_variables`, as pure functions.
 """
@@ -76,7 +76,7 @@ _SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that the environment says, in the order in which it counts."""
+    """All placements that launchers' variables imply, in order of precedence."""
 
     workers: tuple[Placement, ...]
     """From launchers that start a process per worker, the innermost first."""

@@ -1,5 +1,5 @@
-"""What launchers (a process per worker) and services (a process per node) leave in the environment:
-pure functions. Slurm writes hosts as `node[01-03,7]`, and tasks per node as `2(x3),1`.
+"""Parses environment variables of launchers (a process a worker) and services (a process a node).
+Pure functions. Slurm writes hosts as `node[01-03,7]`, and tasks per node as `2(x3),1`.
 """
 
 import json

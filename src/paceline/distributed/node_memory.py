@@ -1,12 +1,8 @@
-"""Memory that the workers of one node share, and messages between them that say what is in it.
+"""Shared memory of the workers of one node, and messages between them about its content.
 
 Nothing of it has a name in a file system: memory is anonymous (`memfd_create`), its descriptors go
 through Unix sockets of Linux's abstract namespace, and the kernel takes all of it back with the
 last process, however that ends. Containers with a small `/dev/shm` don't limit it.
-
-What else there is doesn't do: Gloo has no transport but sockets, PyTorch's symmetric memory is for
-GPUs, its shared tensors (`torch.multiprocessing`) need a file in `/dev/shm` and a process that
-removes it, and UCC and oneCCL aren't part of PyTorch's packages.
 """
 
 import mmap
@@ -195,7 +191,7 @@ def _close(peers: Mapping[int, socket.socket]) -> None:
 
 @final
 class NodeMemory:
-    """What `connect_node` has connected.
+    """Shared memory and sockets of a node's workers, made by `connect_node`.
 
     The socket between two workers orders their memory: who has read a message sees all that its
     sender had written before.

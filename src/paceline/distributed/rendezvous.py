@@ -1,4 +1,4 @@
-"""The store in which workers find each other: opened once, and everybody's arrival counted.
+"""Rendezvous: opens the store through which workers connect, and waits until all have arrived.
 
 Phases: open the store (rank 0 keeps it, on one address), note one's arrival, wait for the others,
 learn who is on which node.

@@ -1,4 +1,4 @@
-"""Whether a directory is the same on all nodes: on a shared file system, or once per node."""
+"""Detects whether a directory is on a file system that all nodes share."""
 
 import secrets
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Whether all workers were started for the same training: facts, compared before they connect.
 
-Phases: every worker tells its facts, rank 0 compares them, everybody hears what it found.
+Phases: all workers publish their facts, rank 0 compares them, all read the outcome.
 """
 
 import json
@@ -25,7 +25,7 @@ _KEY = "accord"
 @final
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What one worker says of itself."""
+    """A worker's host and facts."""
 
     host: str
     facts: Facts

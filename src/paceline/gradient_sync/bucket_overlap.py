@@ -1,4 +1,4 @@
-"""Buckets of gradients that leave during the backward pass, in the same order on all workers."""
+"""Sends buckets of gradients during the backward pass, in the same order on all workers."""
 
 from collections.abc import Mapping
 from typing import Protocol, final, runtime_checkable
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class BucketAverager(Protocol):
-    """Averages gradients bucket by bucket, also while a backward pass goes on."""
+    """Averages gradients bucket by bucket, overlapped with the backward pass."""
 
     def buckets(self, like: Mapping[str, Tensor]) -> list[list[str]]:
         """Say which gradients leave together, in which order. Collective with other names.
@@ -40,7 +40,7 @@ class BucketAverager(Protocol):
 
 @final
 class BucketOverlap:
-    """Starts each bucket once all its gradients, and those of the buckets before it, are there."""
+    """Starts each bucket's average once its gradients and all earlier buckets are complete."""
 
     def __init__(self, averager: BucketAverager, parameters: Mapping[str, nn.Parameter]) -> None:
         """Args:
@@ -50,7 +50,7 @@ class BucketOverlap:
         self._averager = averager
         self._buckets = averager.buckets(parameters)
         self._place = {n: place for place, names in enumerate(self._buckets) for n in names}
-        self._come: list[dict[str, Tensor]] = [{} for _ in self._buckets]
+        self._arrived: list[dict[str, Tensor]] = [{} for _ in self._buckets]
         self._left = 0
         self._places: set[int] = set()
         """Addresses of the last averages that are in a place of their own."""
@@ -67,16 +67,16 @@ class BucketOverlap:
             name: Of the parameter.
             gradient: As it is in the parameter.
         """
-        come = self._come[self._place[name]]
-        if name in come:
+        arrived = self._arrived[self._place[name]]
+        if name in arrived:
             self.discard()
-        come[name] = gradient
+        arrived[name] = gradient
         # Set to zero, not to None, the last average is what the next gradients are added to: what
         # has left would take the place of those that are still to come.
         self._waits = self._waits or gradient.data_ptr() in self._places
         # Strictly in order: collectives must begin in the same order on all workers.
         while not self._waits and self._left < len(self._buckets) and self._is_complete(self._left):
-            self._start(self._come[self._left])
+            self._start(self._arrived[self._left])
         self._averager.poll()
 
     def finish(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -101,7 +101,7 @@ class BucketOverlap:
         self._forget()
 
     def _is_complete(self, place: int) -> bool:
-        return len(self._come[place]) == len(self._buckets[place])
+        return len(self._arrived[place]) == len(self._buckets[place])
 
     def _start(self, gradients: Mapping[str, Tensor]) -> None:
         """Let the next bucket go."""
@@ -110,5 +110,5 @@ class BucketOverlap:
 
     def _forget(self) -> None:
         self._left, self._waits = 0, False
-        for come in self._come:
-            come.clear()
+        for arrived in self._arrived:
+            arrived.clear()

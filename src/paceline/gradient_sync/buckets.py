@@ -1,4 +1,4 @@
-"""Flat buffers in which the gradients of several parameters are added and travel together."""
+"""Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
 from collections.abc import Iterator, Sequence

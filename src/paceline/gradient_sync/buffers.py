@@ -1,4 +1,4 @@
-"""Buffers that each part of a step keeps for itself while training: BatchNorm's statistics."""
+"""Model buffers (BatchNorm's statistics), one set for each part of a step."""
 
 from collections.abc import Mapping, Sequence
 from typing import final

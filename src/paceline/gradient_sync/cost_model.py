@@ -1,4 +1,4 @@
-"""Seconds of a step for each way of combining gradients: a model, nothing is measured here.
+"""Cost model of a step: predicted seconds for each way of combining gradients.
 
 Buckets travel one after another in the order in which the backward pass completes them:
 `end = max(ready, previous end) + collective`; what ends after the backward pass is exposed. Li et
@@ -38,7 +38,7 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a worker's device spends on communication besides waiting for it."""
+    """Costs of communication on a worker's own processor, besides waiting for it."""
 
     memory_bytes_per_s: float = inf
     """At which gradients are compressed and weights averaged."""
@@ -53,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What one worker does in a step by itself."""
+    """Computing time of one worker's step, and when its gradients are ready."""
 
     before_s: float
     """Until the backward pass begins: data and forward."""
@@ -116,7 +116,7 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Where a step's seconds go, on average over steps."""
+    """Predicted seconds of a step by what they are spent on, averaged over steps."""
 
     compute_s: float
     exposed_s: float

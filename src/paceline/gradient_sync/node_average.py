@@ -16,7 +16,7 @@ from paceline.gradient_sync.ordered.reduction_tree import Node
 
 @dataclass(frozen=True, kw_only=True)
 class _Named:
-    """A bucket, and what is in it."""
+    """A bucket, and the names of its parameters."""
 
     names: list[str]
     bucket: Bucket

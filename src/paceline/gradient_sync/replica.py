@@ -28,7 +28,7 @@ Forward = Callable[..., object]
 
 
 class Averager(Protocol):
-    """Combines gradients in the place of DistributedDataParallel."""
+    """Interface of what averages gradients instead of DistributedDataParallel."""
 
     def average_(self, gradients: Mapping[str, Tensor]) -> None:
         """Replace gradients by what all workers' come to. Collective.
@@ -390,6 +390,7 @@ class _Body(nn.Module):
         self.compute = compute
 
     def forward(self, *args: object, **kwargs: object) -> object:
+        """Run the real forward pass, or compute a surrogate loss that has known gradients."""
         if args and isinstance(args[0], _Surrogate):
             gradients = args[0].gradients
             named = dict(self.module.named_parameters())

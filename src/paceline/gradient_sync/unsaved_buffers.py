@@ -45,7 +45,7 @@ class UnsavedBuffers:
 
 @final
 class _Kept:
-    """One buffer as it was at the last look."""
+    """A copy of one buffer from the last check."""
 
     def __init__(self, buffer: Tensor, module: nn.Module, key: str) -> None:
         self._module = module

@@ -84,7 +84,7 @@ def _has_plain_step(optimizer: Optimizer) -> bool:
 @final
 @dataclass(kw_only=True)
 class _Held:
-    """What a step of an optimizer changes, of the parameters that have a gradient."""
+    """Copies of the weights and state that an optimizer step changes, to undo it."""
 
     layout: list[tuple[int, int]] = field(default_factory=list)
     """Each parameter, and how much is remembered of it."""
@@ -125,7 +125,7 @@ class _Held:
 
 @final
 class _UndoableSteps:
-    """An optimizer's steps: taken at once, and undone on the device where gradients overflowed.
+    """Takes an optimizer's steps at once, and undoes on the device those with overflows.
 
     What the optimizer counts on the host is ahead by the steps that were undone since `settle`.
     """
@@ -143,7 +143,7 @@ class _UndoableSteps:
         """Those of the last step."""
         self._undone: Tensor | None = None
         """On the device: how many steps were undone."""
-        self._told: Tensor | None = None
+        self._undone_on_host: Tensor | None = None
         """In pinned memory: the same, once `_arrival` is past."""
         self._arrival: torch.Event | None = None
         self._settled = 0
@@ -188,12 +188,12 @@ class _UndoableSteps:
 
     def settle(self) -> None:
         """Take steps that were undone from the optimizer's counts. Waits for the last step."""
-        if self._arrival is None or self._told is None:
+        if self._arrival is None or self._undone_on_host is None:
             return
         if not self._arrival.query():
             self._arrival.synchronize()
         self._arrival = None
-        undone = int(self._told) - self._settled
+        undone = int(self._undone_on_host) - self._settled
         self._settled += undone
         if undone:
             for count in self._counts:
@@ -217,11 +217,11 @@ class _UndoableSteps:
 
     def _count(self, overflows: Tensor) -> None:
         """Have the host told how many steps were undone, when it will ask."""
-        if self._undone is None or self._told is None:
+        if self._undone is None or self._undone_on_host is None:
             self._undone = torch.zeros_like(overflows)
-            self._told = torch.zeros((), dtype=overflows.dtype, pin_memory=True)
+            self._undone_on_host = torch.zeros((), dtype=overflows.dtype, pin_memory=True)
         self._undone += overflows
-        self._told.copy_(self._undone, non_blocking=True)
+        self._undone_on_host.copy_(self._undone, non_blocking=True)
         self._arrival = torch.Event(overflows.device)
         self._arrival.record()
 

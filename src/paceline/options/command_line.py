@@ -101,7 +101,7 @@ def parse_options(
 @final
 @dataclass(frozen=True)
 class GivenOptions:
-    """Options that were given, and where."""
+    """Options that were given, and where each was: command line, file or variable."""
 
     values: dict[str, OptionValue]
     """By name; not the defaults."""

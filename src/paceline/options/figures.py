@@ -1,4 +1,4 @@
-"""Figures as people read them, in few characters, wherever they are shown. Imports no torch."""
+"""Formats numbers for people: times, rates, sizes, losses. Imports no torch."""
 
 import math
 import re

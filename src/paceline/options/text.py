@@ -1,4 +1,4 @@
-"""Text for a terminal: that of others made fit for it, and tables and paragraphs of our own."""
+"""Text for terminals: escapes foreign text, lays out tables and paragraphs."""
 
 import re
 import shutil

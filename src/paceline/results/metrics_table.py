@@ -91,7 +91,7 @@ COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat:
-    """What tells one table from the other."""
+    """Columns and key of one of the tables."""
 
     key: str
     """The column that has another number in each row, in ascending order."""
@@ -110,7 +110,7 @@ Cells = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What became of the rows of what a training has behind it."""
+    """Outcome of opening a table on resuming: earlier rows that were rebuilt, and missing ones."""
 
     rebuilt: int
     """Rows that were missing or damaged, and came back from a snapshot."""

@@ -1,6 +1,6 @@
-"""What a training consists of: what a step changes and a snapshot holds.
+"""Models, optimizers, schedulers and other state of a training: what snapshots hold.
 
-A model is brought to its device first: laid out, normalised and compiled as the options ask for.
+Models are prepared here: moved to the device, given a memory format and SyncBatchNorm, compiled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ from paceline.training.weight_average import WeightAverage
 @final
 @dataclass(kw_only=True)
 class Components:
-    """What is registered of a training, each kind in the order in which it was registered."""
+    """The registered models, optimizers and other state, each kind in order of registration."""
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -121,11 +121,11 @@ class Components:
         known = {id(p) for model in self.models.values() for p in model.parameters()}
         for optimizer in self.optimizers:
             held = [p for group in optimizer.param_groups for p in group["params"]]
-            strange = [tuple(p.shape) for p in held if id(p) not in known]
-            if strange:
+            unregistered = [tuple(p.shape) for p in held if id(p) not in known]
+            if unregistered:
                 raise UsageError(
                     f"the {type(optimizer).__name__} updates parameters of no model of this "
-                    f"session (one has the shape {strange[0]}): take their model in by "
+                    f"session (one has the shape {unregistered[0]}): take their model in by "
                     "s.model(...); where it is a parameter by itself, "
                     "s.model(nn.ParameterList([parameter]), name='...')"
                 )
@@ -317,7 +317,7 @@ def _note_compiling() -> None:
 
 @final
 class CompileSwitch:
-    """Says which of a training's forward passes are compiled: none, or those with gradients.
+    """Switches compiled forward passes on or off; those without gradients are never compiled.
 
     Where compiling fails, a pass is computed as it is, and all later ones are.
     """

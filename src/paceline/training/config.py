@@ -1,4 +1,4 @@
-"""All options of a training, each component's in its own dataclass; and what a worker is handed."""
+"""All options of a training, by component, and the request that workers are started with."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -206,7 +206,7 @@ Kind = Literal["recipe", "script"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """One training; the same for all workers."""
+    """What a worker process is started with: recipe or script, options, run directory."""
 
     recipe: str
     """The recipe's name as the user gave it."""

@@ -1,4 +1,4 @@
-"""What a training is made of on a worker: shared by engine, gradient synchronisation and hooks."""
+"""State of a training that engine, gradient synchronisation and hooks share on a worker."""
 
 from dataclasses import dataclass, field
 from typing import final
@@ -27,7 +27,7 @@ from paceline.training.sync.buffer_averaging import BufferAverager
 @final
 @dataclass(kw_only=True)
 class OpenStep:
-    """What is known of the step under way."""
+    """State of the current step."""
 
     batch: Batch | None = None
     """What the script has been given to train on, while that step isn't over."""
@@ -46,7 +46,7 @@ class OpenStep:
 @final
 @dataclass(kw_only=True)
 class ScriptLoop:
-    """What this worker knows of the script's own loop; other workers may know otherwise."""
+    """State of the script's own loop on this worker; it may differ between workers."""
 
     has_left: bool = False
     """Whether it has left its loop over epochs or steps before the end, by `break` say."""

@@ -1,4 +1,4 @@
-"""What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
+"""The engine under the session: steps, status exchanges, epochs, evaluation, snapshots."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -55,7 +55,7 @@ CountedBy = Literal["batches", "turns", "updates"]
 
 @final
 class StepCounter:
-    """Says when a step is over.
+    """Decides when an optimizer step is complete.
 
     In a loop over `s.steps` that is when the next one is asked for. After `s.begin` it is when
     every optimizer has been updated; what is due then (a snapshot, the end on a signal) waits for
@@ -90,7 +90,7 @@ class StepCounter:
 @final
 @dataclass(kw_only=True)
 class OpenEpoch:
-    """What is known of the epoch under way."""
+    """State of the current epoch."""
 
     is_open: bool = False
     """Whether the body of `epochs` is running."""
@@ -111,7 +111,7 @@ class OpenEpoch:
 @final
 @dataclass(kw_only=True)
 class Engine:
-    """A worker's machinery. Every method but the properties is collective unless it says not."""
+    """Runs a worker's training. All methods are collective unless they say otherwise."""
 
     context: TrainingContext
     sync: GradientSync

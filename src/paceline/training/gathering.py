@@ -1,4 +1,4 @@
-"""One tensor of all workers' rows, for a loss that compares the samples of a batch with each other.
+"""Differentiable all-gather of rows, for losses that compare samples of the global batch.
 
 Every worker computes the same loss, over all samples.
 """
@@ -61,7 +61,7 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
 
 @final
 class _Gathered(Function):
-    """All workers' rows; backward gives a worker the gradient of its own.
+    """All-gather of rows; its backward pass gives each worker the gradient of its own rows.
 
     All of them compute the same loss, so that nothing has to be exchanged for it. This worker's
     gradients will count by its part b of the B samples: they are multiplied by B / b here.

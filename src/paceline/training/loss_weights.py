@@ -1,4 +1,4 @@
-"""Losses that are means over something else than samples: tokens, pixels, what collates keep."""
+"""Weights of losses that are means over other units than samples, such as tokens or pixels."""
 
 from collections import deque
 from typing import final

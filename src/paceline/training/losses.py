@@ -1,4 +1,4 @@
-"""The losses that a job may name."""
+"""Loss functions that a `Job` can choose by name."""
 
 from functools import partial
 from typing import final
@@ -61,7 +61,7 @@ def build_loss(
 
 @final
 class CheckedLoss:
-    """A loss that says what is wrong where outputs and targets don't go together.
+    """A loss function with clear errors if outputs and targets don't fit together.
 
     Shapes and classes are looked at the first time alone, so that a step costs no more. That is
     before the loss is computed: on a GPU its kernel would end the process without a number.

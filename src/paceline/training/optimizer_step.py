@@ -1,4 +1,4 @@
-"""What a step does after the forward pass on this worker alone: backward, clip, update.
+"""The part of a step that is local to a worker: backward pass, gradient clipping, update.
 
 A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: see `ScriptOptimizer`.
 """
@@ -29,7 +29,7 @@ WITHOUT_UPDATE = (
 @final
 @dataclass(kw_only=True)
 class OptimizerStep(StepHook):
-    """Turns losses into gradients, and these into new weights; a hook where losses are scaled."""
+    """Runs backward pass, clipping and update; a step hook if losses are scaled (fp16)."""
 
     scaler: LossScaler | None
     clip_norm: float | None
@@ -208,7 +208,7 @@ class OptimizerStep(StepHook):
 
 @final
 class ScriptOptimizer:
-    """Leads an optimizer's calls by the script to the session; the optimizer stays what it is."""
+    """Redirects a script's calls of an optimizer's `step` and `zero_grad` to the session."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How far a training is, its clock, and what both ask for next: snapshots, the end, the best epoch.
+"""Progress of a training: step, epoch and clock; decides when to save, stop and keep the best.
 
 The same on every worker.
 """
@@ -29,7 +29,7 @@ _LONG_STEP_S = 1.0
 @final
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """Position and clock of a training. Changes only by what all workers know alike.
+    """Position and clock of a training. Changes only by values that are equal on all workers.
 
     One object, since when to evaluate, save and stop is decided by position and clock together.
     """

@@ -1,4 +1,4 @@
-"""Random numbers that follow from (seed, step, worker), so that none need be stored."""
+"""Random generators seeded anew from (seed, step, worker), so that no state is saved."""
 
 import random
 from typing import final

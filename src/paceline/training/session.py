@@ -50,7 +50,7 @@ Value = TypeVar("Value", int, bool, str, float)
 
 @final
 class Session:
-    """Everything that one worker trains with. A script's loop and Paceline's own are written on it.
+    """The handle that training loops are written with: a script's, and Paceline's own.
 
     Methods that say "collective" are called by every worker, in the same order, and block.
     """

@@ -1,4 +1,4 @@
-"""Builds what a worker trains with, in order."""
+"""Builds a worker's session: context, gradient synchronisation, hooks and engine, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -224,10 +224,10 @@ def make_sync(context: TrainingContext) -> GradientSync:
 
 def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> Iterator[StepHook]:
     """Make what this training has of hooks, in the order in which they are called."""
-    config, group, say = context.config, context.group, context.console
+    config, group, console = context.config, context.group, context.console
     components = context.components
     agree = None if context.shared else group.broadcast_text
-    warn = say.warn if group.rank == 0 else _nothing
+    warn = console.warn if group.rank == 0 else _nothing
     # Checks that every training has.
     yield LoopChecks(context, warn)
     yield StreamChecks(warn)
@@ -239,7 +239,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     # Checks that options ask for, or promises of bits and equal weights need.
     if config.data.shards is not None:
         allowed = config.compute.allow_different_hardware
-        numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
+        numerics = NumericsRecord(group.device, console.warn, allow_different=allowed)
         yield ReproducibilityChecks(numerics, agree)
     every = check_every(config)
     drift = ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
@@ -250,7 +250,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     # What measures steps and then changes how they are computed or shared.
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
-        yield LoadBalancer(context.progress, group, most, say.say)
+        yield LoadBalancer(context.progress, group, most, console.say)
     if context.compile_switch is not None:
         yield CompileChoice(context, sync, context.compile_switch)
     if context.graph_switch is not None:

@@ -1,4 +1,4 @@
-"""Times of steps, by which `--sync auto`, `--compile auto` and `--cuda-graphs auto` choose."""
+"""Step times, by which `--sync auto`, `--compile auto` and `--cuda-graphs auto` choose."""
 
 from statistics import median
 from time import perf_counter

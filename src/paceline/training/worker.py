@@ -1,4 +1,4 @@
-"""A worker from its first line to its last: what the launcher runs in every process."""
+"""The main function of a worker process: set-up, training, final snapshot and summary."""
 
 import json
 from collections.abc import Callable, Mapping

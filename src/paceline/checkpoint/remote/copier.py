@@ -1,4 +1,4 @@
-"""Copies a run directory to a place elsewhere: what goes there, in which order, and what goes away.
+"""Mirrors a run directory to remote storage: what is copied, in which order, what is deleted.
 
 The place mirrors the run directory. A snapshot's files come first, then the run's small files, its
 manifest last: whoever finds a manifest finds a snapshot that is whole, and tables at least as new.

@@ -1,4 +1,4 @@
-"""Places elsewhere that keep files: written whole and verified, listed, read, deleted.
+"""Remote storage backends: files are written whole and verified, listed, read, deleted.
 
 S3 goes by boto3, which `paceline aws` uses as well: s3fs pins botocore to an older version than
 boto3 needs, so that the two can't be installed together at their newest. Directories are written

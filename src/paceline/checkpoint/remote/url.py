@@ -1,4 +1,4 @@
-"""URLs of places elsewhere, without secrets; and messages about them without secrets."""
+"""Checks URLs of remote storage, and removes secrets from URLs and messages."""
 
 import re
 

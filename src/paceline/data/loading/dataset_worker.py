@@ -1,4 +1,4 @@
-"""Processes that run a user's data set: seeding, errors, signals, results in order."""
+"""What runs in loader processes: a user's data set with seeding, errors and signals handled."""
 
 import multiprocessing
 import os

@@ -59,7 +59,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One batch on its way through the loader."""
+    """A batch that was requested from the loader processes."""
 
     request: ItemRequest
     indices: Indices

@@ -20,7 +20,7 @@ _MOST_BATCHES = 10_000_000
 @final
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What a sampler draws for an epoch."""
+    """The indices that a sampler has drawn for an epoch."""
 
     indices: Indices
     """(N,): samples."""

@@ -134,10 +134,10 @@ class StreamSource(BatchSource):
             for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
                 # Without a share, one sample stands in, as collectives need this worker's backward
                 # pass.
-                mine = items[found.start : found.stop] or items[:1]
+                own_items = items[found.start : found.stop] or items[:1]
                 indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
                 request = ItemRequest(plan.seed, plan.epoch, (start + found.start,))
-                batch = self._batch(mine, request, len(indices), len(items), indices)
+                batch = self._batch(own_items, request, len(indices), len(items), indices)
                 batch.last, batch.part = found.last, found.part
                 yield batch
             start += len(items)

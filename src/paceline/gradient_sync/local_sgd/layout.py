@@ -1,4 +1,4 @@
-"""A model's weights as one flat row of numbers, cut into equal parts."""
+"""Lays out a model's weights as one flat buffer, divided into equal parts."""
 
 from collections.abc import Iterator, Mapping
 from typing import final

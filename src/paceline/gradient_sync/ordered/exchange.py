@@ -1,4 +1,4 @@
-"""Carries partial sums between the workers. The backends move bytes and add nothing.
+"""Exchanges partial sums between workers; backends only move bytes, additions are done here.
 
 Stage 1: every worker sends the sums of its subtrees, each worker a slice of its own (all-to-all).
 The worker that owns a slice adds them along the tree. Stage 2: all collect the slices (all-gather).
@@ -29,7 +29,7 @@ LEAST_BYTES = 8 << 10
 
 @dataclass(kw_only=True)
 class _Part:
-    """What goes through the first stage at once."""
+    """Buffers of one all-to-all (stage 1)."""
 
     sums: list[Tensor]
     """Of this worker's subtrees, each (workers * slice,)."""
@@ -44,7 +44,7 @@ class _Part:
 
 @dataclass(kw_only=True)
 class Piece:
-    """What goes through the second stage at once. Made once for buffers, used in every step."""
+    """Buffers of one all-gather (stage 2). Made once, used in every step."""
 
     parts: list[_Part]
     own: Tensor

@@ -352,6 +352,7 @@ def _pool(run: range, shards: int) -> tuple[int, list[int]]:
     made = 0
 
     def add(left: int, right: int) -> int:
+        """Note that the right term's buffer is free: the sum is in the left one's."""
         free.append(right)
         return left
 

@@ -1,4 +1,4 @@
-"""What follows from the options, the number of workers and the size of the training set. Pure."""
+"""The plan of a training: steps per epoch and batch sizes of each worker. Pure functions."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan:
-    """How a training's steps are cut."""
+    """Steps per epoch, and how each global batch is split over the workers."""
 
     division: Division
     """Which parts of a step each worker has: one, or several shards."""
@@ -61,14 +61,14 @@ class TrainPlan:
 
     def epoch(self, seed: int, epoch: int, first_step: int, rank: int) -> EpochPlan:
         """Describe one worker's way through one epoch."""
-        mine = self.division.parts_of(rank)
+        own_parts = self.division.parts_of(rank)
         return EpochPlan(
             seed=seed,
             epoch=epoch,
             global_batch=self.global_batch,
             first_step=first_step,
-            part=mine.start,
-            count=len(mine),
+            part=own_parts.start,
+            count=len(own_parts),
             parts=self.division.parts,
             drop_last=self.drop_last,
             shuffle=self.shuffle,

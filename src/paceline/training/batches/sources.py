@@ -1,4 +1,4 @@
-"""What serves the batches of a data set, and what a torch DataLoader says about how."""
+"""Chooses the batch source for a data set, and reads settings from a torch DataLoader."""
 
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass

@@ -35,11 +35,11 @@ def average(
     Raises:
         JobError: The batches gave different figures, or something else than figures.
     """
-    mine = division.parts_of(group.rank)
+    own_parts = division.parts_of(group.rank)
     names: tuple[str, ...] | None = None
     # One (figures,) for each batch, on the device, by part.
-    sums: list[list[Tensor]] = [[] for _ in mine]
-    samples = [0] * len(mine)
+    sums: list[list[Tensor]] = [[] for _ in own_parts]
+    samples = [0] * len(own_parts)
     for batch in batches:
         found = _checked(judge(batch.content))
         names = names or tuple(found)
@@ -49,7 +49,7 @@ def average(
                 f"{', '.join(found)} for another; give the same for all"
             )
         rows = [_summed(name, found[name], batch.local, group.device) for name in names]
-        part = batch.part - mine.start if division.is_fixed else 0
+        part = batch.part - own_parts.start if division.is_fixed else 0
         if rows:
             sums[part].append(torch.stack(rows))
         samples[part] += batch.local

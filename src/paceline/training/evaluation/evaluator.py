@@ -20,7 +20,7 @@ from paceline.training.losses import as_scores
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """How a model is evaluated."""
+    """Evaluates a model with a loss and, for classes, accuracies."""
 
     loss: LossFunction
     forward_context: Callable[[], AbstractContextManager[object]]

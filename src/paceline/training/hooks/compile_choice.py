@@ -1,4 +1,4 @@
-"""`--compile auto`: compiles a model where the rest of the training pays for it."""
+"""`--compile auto`: compiles models if the steps that remain will win back the time it takes."""
 
 from collections.abc import Mapping
 from typing import final

@@ -1,4 +1,4 @@
-"""`--cuda-graphs`: says what became of it; with auto keeps graphs where steps get faster."""
+"""`--cuda-graphs`: reports whether graphs are used; with auto, keeps them if steps get faster."""
 
 from collections.abc import Mapping
 from typing import final

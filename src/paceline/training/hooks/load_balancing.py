@@ -1,4 +1,4 @@
-"""Shares each global batch by the workers' speed: the slowest then no longer sets the pace."""
+"""`--balance`: gives slower workers fewer samples of each batch, so that none waits long."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
@@ -26,7 +26,7 @@ _LEAST_GAIN = 0.03
 
 @final
 class LoadBalancer(StepHook):
-    """Times this worker's forward passes, in which it waits for nobody, and shares batches by them.
+    """Measures each worker's speed by its forward passes (free of waits), and splits batches by it.
 
     On a GPU it is done by events, so that the host doesn't wait either.
     """

@@ -1,4 +1,4 @@
-"""A training's figures, and where they go: metrics.csv, steps.csv, TensorBoard, the console.
+"""Records a training's metrics: in metrics.csv, steps.csv, TensorBoard and on the console.
 
 Rank 0 alone writes; rows within an epoch on a thread, so that a slow disk holds no step up.
 """
@@ -50,7 +50,7 @@ _KEPT_ROWS = 10_000
 
 @final
 class TableFile:
-    """A table that grows; what can't be written is kept for the next time."""
+    """A CSV file that rows are appended to; rows that can't be written are kept and tried again."""
 
     def __init__(self, path: Path, table: TableFormat, console: Console) -> None:
         """Args:
@@ -89,7 +89,7 @@ class TableFile:
 
 @final
 class MetricsLogger(StepHook):
-    """Records epochs and what is within them; only rank 0's shows and writes."""
+    """Records a row an epoch, and rows within epochs; only rank 0 shows and writes them."""
 
     def __init__(self, context: TrainingContext, agree: Callable[[str], str] = str) -> None:
         """Name the sinks; `setup` opens them.

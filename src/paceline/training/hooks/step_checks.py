@@ -1,4 +1,4 @@
-"""Checks after each step whether what is promised still holds: workers alike, nothing unsaved."""
+"""Checks after steps and epochs: equal weights on all workers, equal streams, unsaved state."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from paceline.training.snapshots.train_state import TrainState
 
 @final
 class LoopChecks(StepHook):
-    """Looks, as an epoch ends, at scripts that leave their loop before its end."""
+    """Checks at the end of an epoch whether scripts have left their loop early."""
 
     def __init__(self, context: TrainingContext, warn: Callable[[str], None]) -> None:
         """Args:
@@ -71,7 +71,7 @@ class LoopChecks(StepHook):
 
 @final
 class StreamChecks(StepHook):
-    """Has streams compared, once resumed, with what they gave before."""
+    """Checks that streams give the same samples after resuming as they gave before."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         """Args:
@@ -128,7 +128,7 @@ class ReplicaChecks(StepHook):
 
 @final
 class RareReplicaChecks(StepHook):
-    """Compares the workers where nobody has asked for it: seldom, and nothing in a step.
+    """Compares the workers' weights seldom, without `--check-every`, at no cost in steps.
 
     Learning rates after each epoch: they are the script's, and a difference is an error. Weights
     after the first epoch and at the end: a difference is told, since it may be that of two kinds of
@@ -170,7 +170,7 @@ class RareReplicaChecks(StepHook):
 
 @final
 class ReproducibilityChecks(StepHook):
-    """Checks in reproducible mode that hardware, settings and buffers stay what bits depend on."""
+    """With `--shards`: checks that what results depend on (hardware, settings, buffers) stays."""
 
     def __init__(self, numerics: NumericsRecord, agree: Callable[[str], str] | None) -> None:
         """Args:

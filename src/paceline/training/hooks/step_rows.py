@@ -1,4 +1,4 @@
-"""Rows within an epoch: when one is due, and what it says."""
+"""Rows of steps.csv: decides when one is due, and computes it."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the workers contribute of their steps, and what it comes to. Pure."""
+"""Combines the workers' step times into one profile. Pure functions."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ _LAPS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTimes:
-    """What one worker contributes of its steps: seconds, medians over the steps it sampled.
+    """One worker's step times: medians in seconds over the steps that it sampled.
 
     Flat, since it travels as one JSON object and each field is one figure of the report.
     """
@@ -194,16 +194,17 @@ def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:
     """
     if not laps:
         return None
-    paces = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
-    total = sum(steps for _, steps in paces)
+    step_times = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
+    total = sum(steps for _, steps in step_times)
 
     def at(share: float) -> float:
+        """Give a quantile, weighted by steps."""
         passed = 0
-        for step_s, steps in paces:
+        for step_s, steps in step_times:
             passed += steps
             if passed >= share * total:
                 return step_s
-        return paces[-1][0]
+        return step_times[-1][0]
 
     middle = sum(lap.seconds for lap in laps) / total if by_mean else at(0.5)
     return Spread(median=middle, low=min(at(_LOW), middle), high=max(at(_HIGH), middle))

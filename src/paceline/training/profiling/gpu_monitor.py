@@ -1,4 +1,4 @@
-"""A worker's GPU while it trains: how much of its memory is used, and how often it computes."""
+"""Monitors a worker's GPU while it trains: memory used, and utilization."""
 
 import math
 import threading
@@ -28,7 +28,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 @final
 class GpuMonitor:
-    """Samples a GPU once a second, on a thread of its own: nothing of it waits for the device."""
+    """Samples a GPU once a second, on a background thread that never waits for the device."""
 
     def __init__(self, peak: Callable[[], int | None], read: Callable[[], float | None]) -> None:
         """Begin to sample.

@@ -1,4 +1,4 @@
-"""What all workers' times come to: `profile.json`. All contribute, rank 0 writes."""
+"""Writes `profile.json` from the times of all workers. All contribute, rank 0 writes."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _LEAST_S = 2.0
 
 @dataclass(kw_only=True)
 class _Sums:
-    """Over steps whose figures the workers have exchanged."""
+    """Sums over steps whose status the workers have exchanged."""
 
     steps: int = 0
     lap_s: float = 0.0
@@ -157,7 +157,7 @@ class _AveragingCosts:
 @final
 @dataclass(kw_only=True)
 class Profiler:
-    """Puts the workers' times together, and counts what goes over the wire.
+    """Combines the workers' step times, and counts bytes sent over the network.
 
     One object, since a profile is of steps, averages, evaluations and snapshots of the same time:
     where a method changes or an epoch ends, all of them begin anew together.
@@ -405,7 +405,7 @@ class Profiler:
 
 @final
 class TimedSync(StepHook):
-    """Has what combines the workers' gradients do its part after a step, and takes the time."""
+    """Calls the gradient synchronisation's `after_step`, and measures its time."""
 
     def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
         """Args:

@@ -1,4 +1,4 @@
-"""Where this worker's time goes: one step in each half second is sampled closely."""
+"""Profiles this worker: all steps are timed, one in each half second is sampled in detail."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ class Lap:
 
 @final
 class StepProfiler:
-    """Looks closely at single steps, and takes the time of all.
+    """Samples single steps in detail, and times all steps.
 
     The first steps are sampled, the first one of each pass, and one in each half second (or in
     each epoch that is shorter): on

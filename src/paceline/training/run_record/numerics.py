@@ -1,4 +1,4 @@
-"""What bits depend on besides the settings: pinned where it can be, recorded and compared else.
+"""Hardware and library settings that results depend on: pinned if possible, else recorded.
 
 A training whose steps were computed with different ones is mixed: `run.json` tells.
 """

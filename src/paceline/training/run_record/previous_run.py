@@ -1,4 +1,4 @@
-"""A run that was started before: what its `run.json` says, and what may be changed on resuming."""
+"""Reads an earlier run's `run.json`, and checks which settings may change on resuming."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -50,7 +50,7 @@ FIXED: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousRun:
-    """What a run directory says of its training."""
+    """Settings and recipe of an earlier run, from its run directory."""
 
     recipe: str
     reference: str

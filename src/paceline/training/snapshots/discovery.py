@@ -30,7 +30,7 @@ NONE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotInventory:
-    """What one node has."""
+    """Snapshots that one node has on its disk."""
 
     rank: int
     """Of the worker that looked."""
@@ -121,7 +121,7 @@ def _short(node: SnapshotInventory) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a start of a training goes on from; the same on every worker."""
+    """The snapshot that a training resumes from, if any; the same on every worker."""
 
     snapshot: Snapshot | None
     """None where there is none."""
@@ -214,10 +214,10 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
         chosen = newest(nodes)
         if chosen is None:
             break
-        lacks = own is not None and own.manifest != chosen.manifest
-        if lacks:
+        is_missing = own is not None and own.manifest != chosen.manifest
+        if is_missing:
             found = None  # what is of no use takes no memory meanwhile
-        fault = transfer_snapshot(store, group, chosen.manifest, chosen.rank, lacks=lacks)
+        fault = transfer_snapshot(store, group, chosen.manifest, chosen.rank, is_missing=is_missing)
         if not fault:
             break
         if group.rank == chosen.rank:
@@ -242,8 +242,8 @@ def _share_best(
     looks = group.placement.local_rank == 0
     for rank, manifest in choices:
         step = parse_sent(manifest.encode()).step
-        lacks = looks and store.manifest(step) != manifest
-        fault = transfer_snapshot(store, group, manifest, rank, lacks=lacks)
+        is_missing = looks and store.manifest(step) != manifest
+        fault = transfer_snapshot(store, group, manifest, rank, is_missing=is_missing)
         if not fault:
             if looks and store.best() != store.path_of(step):
                 _note(lambda: store.mark_best(step), report)  # noqa: B023  # called at once

@@ -1,4 +1,4 @@
-"""Snapshots of a training: taking it apart, having it written, putting it back together."""
+"""Collects a training's state, has it written in the background, and restores it."""
 
 import json
 import secrets
@@ -32,7 +32,7 @@ from paceline.training.sync.validation import method_of
 
 @final
 class SnapshotManager:
-    """Saves and restores what a worker trains with. One worker writes, or one of each node."""
+    """Saves and restores a training's state. Rank 0 writes, or one worker of each node."""
 
     def __init__(
         self,
@@ -396,9 +396,9 @@ class SnapshotManager:
         state, rank = snapshot.state, self._group.rank
         counted = torch.tensor(state.get("counted"), dtype=torch.float64)
         if state.get("parts", state.get("world_size")) == self._context.division.parts:
-            mine = self._context.division.parts_of(rank)
+            own_parts = self._context.division.parts_of(rank)
             self._buffer_averager.restore(snapshot.tensors["workers"]["buffers"])
-            self._counters.reset(counted[mine.start : mine.stop])
+            self._counters.reset(counted[own_parts.start : own_parts.stop])
             return
         self._buffer_averager.reset()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)

@@ -1,4 +1,4 @@
-"""Brings together what each worker has of its own: tensors by name, and JSON."""
+"""Gathers the workers' own states on all workers: tensors by name, and JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 4 << 20
 @final
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What one worker has of its own."""
+    """One worker's own state."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, object] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Gradients averaged in every step: by DistributedDataParallel, or by what takes its place."""
+"""All-reduce in every step: by DistributedDataParallel, or an `Averager` in its place."""
 
 from typing import final
 

@@ -1,4 +1,4 @@
-"""`--sync auto`: measures the first steps, and goes on with what they say."""
+"""`--sync auto`: measures the first steps, and chooses a method by them."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext

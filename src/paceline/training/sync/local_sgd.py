@@ -1,5 +1,6 @@
-"""Local steps in a training: full averages first, then each worker on its own, one again at the
-end of each pass over the training data."""
+"""`--sync local` and `diloco` in a training: averages every step first, then local steps.
+
+Weights are averaged as well at the end of each pass over the training data."""
 
 from contextlib import AbstractContextManager
 from typing import final

@@ -1,4 +1,4 @@
-"""One state for the optimizers of all workers, where each has trained on its own."""
+"""Averages optimizers' states over the workers after local steps."""
 
 import hashlib
 import json

@@ -34,7 +34,7 @@ class OrderedSync(GradientSync):
         """
         self._context = context
         self._division = context.division
-        self._mine = self._division.parts_of(context.group.rank)
+        self._own_parts = self._division.parts_of(context.group.rank)
         self._components = context.components
         self._random = context.random
         self._ordered = OrderedSum(context.group, self._division.parts)
@@ -144,7 +144,7 @@ class OrderedSync(GradientSync):
         if not batch.last:
             return ()
         # Shards without samples in this step count as zeros.
-        for part in self._mine:
+        for part in self._own_parts:
             if not self._sizes[part]:
                 self._ordered.skip(part)
         return self._ordered.finish()

@@ -1,4 +1,4 @@
-"""Which way of combining gradients a training has, and what goes with it and with `--shards`.
+"""Chooses the gradient synchronisation, and checks which options go with it and `--shards`.
 
 Imports no torch.
 """

@@ -71,7 +71,7 @@ class PowerSGDSync(ReplicaSync):
         for name, model in self.context.components.models.items():
             averager, own = self._averagers[name], dict(model.named_parameters())
             averager.scale = float(scales.get(name, 1.0))
-            for parameter, errors in _of_model(state.tensors, "error", name).items():
+            for parameter, errors in _errors_of(state.tensors, name).items():
                 low_rank = averager.begin(parameter, own[parameter].detach())
                 same = world_size == group.world_size
                 low_rank.error.copy_(errors[group.rank] if same else errors.mean(0))
@@ -116,7 +116,7 @@ def _scale_of(
     return scale
 
 
-def _of_model(tensors: Mapping[str, Tensor], kind: str, model: str) -> dict[str, Tensor]:
-    """Pick what is of one kind and one model: tensors by the parameter's name."""
-    start = f"{kind}/{model}/"
+def _errors_of(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+    """Pick the errors of one model, by the parameter's name."""
+    start = f"error/{model}/"
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

@@ -59,7 +59,7 @@ def write_file(path: Path, chunks: Iterable[memoryview], *, over: bool = False) 
 
 
 def _old_file(path: Path) -> int:
-    """Open the file that is there, or a new one in its place where others have hold of it."""
+    """Open the existing file, or a new one in its place if others have it open."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, _OVER)
         if is_held_by_nobody_else(descriptor):

@@ -58,7 +58,7 @@ class SnapshotWriter:
         return self._skipped
 
     def offer(self, snapshot: Snapshot, *, best: bool = False, wait: bool = False) -> bool:
-        """Copy a snapshot and have it published; the caller may go on training right after.
+        """Copy a snapshot to memory and queue it for writing; training may go on right after.
 
         Args:
             snapshot: Its tensors are copied (from CUDA: in stream order, without a host sync) and

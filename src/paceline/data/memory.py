@@ -335,7 +335,7 @@ class PreparedSource(BatchSource):
             yield replace(batch, content=(self._normalised(images), labels))
 
     def read_ahead(self, plan: EpochPlan) -> None:
-        """Have the raw images of an epoch read."""
+        """Start reading the raw images of an epoch."""
         self._raw.read_ahead(plan)
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:

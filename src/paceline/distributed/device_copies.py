@@ -51,7 +51,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def send(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy tensors of the host into others of the same shapes: one copy, waited for by nobody.
+    """Copy host tensors into others of the same shapes: one asynchronous copy.
 
     Args:
         values: On the CPU, of any types.

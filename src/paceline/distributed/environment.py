@@ -210,7 +210,7 @@ def gpu_slices() -> list[str]:
 
 
 def wants_cuda_sanitizer() -> bool:
-    """Tell whether torch is to look for races between CUDA's streams."""
+    """Tell whether torch's CUDA sanitizer (races between streams) is turned on."""
     return "TORCH_CUDA_SANITIZER" in os.environ
 
 

@@ -160,6 +160,7 @@ def from_slurm(environment: Environment) -> Placement | None:
     step = integer(environment, "SLURM_STEP_ID", _NO_STEP)
     if "SLURM_PROCID" not in environment or step >= _NO_STEP:
         return None
+    # A step (srun) may have fewer tasks than its job: the variables of the step come first.
     node = integer(environment, "SLURM_NODEID", 0)
     local_rank = integer(environment, "SLURM_LOCALID", 0)
     tasks = first_of(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")

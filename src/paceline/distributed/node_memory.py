@@ -165,7 +165,7 @@ def _reach(own_rank: int, ranks: range, names: Sequence[str]) -> dict[int, socke
 def _admit(
     peers: dict[int, socket.socket], number: int, listener: socket.socket
 ) -> dict[int, socket.socket] | None:
-    """Let a node's higher ranks come until there are so many peers; None if one doesn't."""
+    """Accept connections of a node's higher ranks; None if one doesn't connect."""
     try:
         while len(peers) < number:
             peer, _ = listener.accept()
@@ -261,7 +261,7 @@ class NodeMemory:
         return [found[rank] for rank in self.ranks]
 
     def post(self, message: bytes) -> None:
-        """Send a message of a few bytes to every other worker. Waits for nobody.
+        """Send a message of a few bytes to every other worker. Doesn't block.
 
         A socket takes some 200 messages that its receiver hasn't read.
 

@@ -133,7 +133,7 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
 
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
-    """Keep the store on rank 0 until all have heard its text; who doesn't come isn't waited for."""
+    """Keep the store on rank 0 until all workers have read its text, or the time is up."""
     deadline_s = time.monotonic() + _HEARING_S
     while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
@@ -222,7 +222,7 @@ def of_session(store: Store, address: Address, rank: int) -> Store:
 
 @cache  # once a process
 def meet_in_file(path: str) -> None:
-    """Have plain PyTorch in this process (`init_process_group`, env://) meet in a file as well.
+    """Make plain PyTorch in this process (`init_process_group`, env://) use a file store too.
 
     The launcher of workers on one machine keeps no store at MASTER_PORT, since every user of the
     machine could reach it. A script that sets a port of its own meets there, as it wants.

@@ -53,5 +53,5 @@ def _leave(token: Path) -> str:
 
 
 def _is_there(token: Path) -> bool:
-    """Look anew: listing the directory has a network file system ask its server."""
+    """Check for the token; listing the directory makes a network file system ask its server."""
     return token.name in {path.name for path in token.parent.iterdir()}

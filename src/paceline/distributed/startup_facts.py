@@ -32,7 +32,7 @@ class WorkerFacts:
 
     @classmethod
     def here(cls, facts: Facts) -> Self:
-        """Say it of this process."""
+        """Make those of this process."""
         return cls(socket.gethostname(), facts)
 
     def to_json(self) -> str:

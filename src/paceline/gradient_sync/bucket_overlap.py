@@ -22,10 +22,10 @@ class BucketAverager(Protocol):
         """Make it possible to `start` and `poll` while a backward pass runs. Collective."""
 
     def start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let one of the buckets go. Collective, but waits for nobody."""
+        """Start to average one bucket. Collective, but doesn't block."""
 
     def poll(self) -> None:
-        """Go on with what has arrived. Collective, but waits for nobody."""
+        """Start the next stage of buckets that have arrived. Collective, but doesn't block."""
 
     def finish(self, *, keep: bool = True) -> Mapping[str, Tensor]:
         """Wait for all buckets, and average what they brought in place. Collective.
@@ -58,7 +58,7 @@ class BucketOverlap:
         """Whether nothing more leaves before `finish`."""
 
     def arrive(self, name: str, gradient: Tensor) -> None:
-        """Take a gradient that is complete, most likely. Collective, but waits for nobody.
+        """Take a gradient that is most likely complete. Collective, but doesn't block.
 
         If one comes again before `finish` (a second backward pass, or a segment of the model that
         is run twice), what has left so far counts for nothing.
@@ -104,7 +104,7 @@ class BucketOverlap:
         return len(self._arrived[place]) == len(self._buckets[place])
 
     def _start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let the next bucket go."""
+        """Start to average the next bucket."""
         self._averager.start({name: gradients[name] for name in self._buckets[self._left]})
         self._left += 1
 

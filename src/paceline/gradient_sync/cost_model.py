@@ -72,7 +72,7 @@ class Compute:
 
     @classmethod
     def of(cls, profile: StepProfile) -> Self:
-        """Take it from a profile, also of several workers: what they waited for is left out."""
+        """Read it from a profile, also of several workers: their waits are left out."""
         parts = profile.parts
         own = [worker.compute_s for worker in profile.workers]
         spreads = [worker.spread_s for worker in profile.workers]
@@ -97,7 +97,7 @@ class Compute:
         return sum(arrival.bytes for arrival in self.gradients)
 
     def scaled(self, share: float) -> "Compute":
-        """Give it for another share of the samples; what comes after the backward pass stays."""
+        """Scale it to another number of samples; what follows the backward pass doesn't change."""
         if share == 1:
             return self
         return replace(
@@ -110,7 +110,7 @@ class Compute:
         )
 
     def slower(self, factor: float) -> "Compute":
-        """Give it for a device that takes so many times as long for everything."""
+        """Scale it to a device that is slower by a factor."""
         return replace(self.scaled(factor), after_s=self.after_s * factor)
 
 
@@ -385,7 +385,7 @@ def _arrivals(profile: StepProfile) -> tuple[Arrival, ...]:
 
 
 def _within(backward_s: float, gradients: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
-    """Let the last arrival end the backward pass: they were measured in other steps than it was."""
+    """Scale arrivals so that the last one ends the backward pass: both are of different steps."""
     last_s = max((arrival.at_s for arrival in gradients), default=0.0)
     # Later than the backward pass: scale all down; earlier: shift all to its end.
     squeeze = min(1.0, backward_s / last_s) if last_s > 0 else 1.0

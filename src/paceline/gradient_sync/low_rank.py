@@ -46,7 +46,7 @@ class LowRankGradient:
         self.gradient.copy_((self.left @ self.right.T).view(self.gradient.shape))
 
     def apply_where(self, finite: Tensor) -> None:
-        """Do so where all numbers are finite: (); otherwise show that they aren't."""
+        """Do so if all numbers are finite, a tensor (); otherwise the gradient becomes NaN."""
         product = self.left @ self.right.T  # (N, M)
         self.state.error = torch.where(finite, self.matrix.sub_(product), self.state.error)
         self.state.basis = torch.where(finite, self.right, self.state.basis)
@@ -87,19 +87,19 @@ class Bucket:
         )
 
     def take_whole(self, gradient: Tensor, state: LowRankState | None) -> None:
-        """Take one that travels as it is, with what is left of a time when it didn't."""
+        """Take a gradient that is sent uncompressed, with its error from before, if any."""
         self.whole.append(gradient)
         sent = gradient if state is None else gradient + state.error.view(gradient.shape)
         self.sent.append(sent.to(gradient.dtype))
 
     def project(self, group: dist.ProcessGroup | None) -> None:
-        """Let the messages of stage 1 leave. Collective."""
+        """Send the messages of stage 1. Collective."""
         self._send([*self.sent, *(one.left for one in self.low_rank)], group)
 
     def project_back(
         self, group: dist.ProcessGroup | None, waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Wait for the messages of stage 1, and let those of stage 2 leave. Collective."""
+        """Wait for the messages of stage 1, and send those of stage 2. Collective."""
         averages = self._received(waiting)
         self.sent = averages[: len(self.whole)]
         # P is averaged: orthonormalise it, and project back, Q = M^T P.

@@ -122,7 +122,7 @@ class PowerSGD:
 
     @torch.no_grad()
     def start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let one bucket go: stage 1. Collective, but waits for nobody.
+        """Start stage 1 of one bucket. Collective, but doesn't block.
 
         Args:
             gradients: Of one of `buckets`. They stay as they are until `finish`: their memory may
@@ -150,7 +150,7 @@ class PowerSGD:
 
     @torch.no_grad()
     def poll(self) -> None:
-        """Go on with what has arrived, after `open_stream`. Collective, but waits for nobody."""
+        """Start stage 2 of arrived buckets; after `open_stream`. Collective, but doesn't block."""
         while self._first and self._first[0].has_arrived:
             with self._side_stream():
                 self._advance()
@@ -251,7 +251,7 @@ class PowerSGD:
         self.scale = now
 
     def _columns(self, tensor: Tensor) -> int:
-        """Say how many columns are kept of a gradient; 0 where it travels as it is."""
+        """Give the number of columns kept of a gradient; 0 if it is sent uncompressed."""
         if tensor.dim() < 2 or self._workers == 1 or not tensor.is_floating_point():
             return 0
         # Two factors (N, R) and (M, R) against the whole (N, M).

@@ -122,6 +122,7 @@ def _message(
     step: int, differing: Sequence[int], hosts: Sequence[str], rows: Tensor, names: Sequence[str]
 ) -> str:
     """Say who has drifted, and in what: from the first worker that hasn't, or from rank 0."""
+    # Compare with a worker that counts as right: one of the majority.
     right = next((rank for rank in range(len(hosts)) if rank not in differing), 0)
     who = list_names([f"rank {rank} on {hosts[rank]}" for rank in differing], _SHOWN)
     differ = (rows != rows[right]).any(0).tolist()

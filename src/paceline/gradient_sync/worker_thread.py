@@ -27,7 +27,7 @@ class WorkerThread:
         self._thread.start()
 
     def send(self, task: Callable[[], None]) -> Future[None]:
-        """Have something done. Doesn't block; the result raises what the task has raised.
+        """Queue a task. Doesn't block; the result raises what the task has raised.
 
         Waiting for it needs no timeout: a collective has one of its own.
         """
@@ -36,11 +36,11 @@ class WorkerThread:
         return done
 
     def post(self, task: Callable[[], None]) -> None:
-        """Have something done that nobody waits for. Doesn't block; an error ends the thread."""
+        """Queue a task without a result. Doesn't block; an error ends the thread."""
         self._tasks.put((task, None))
 
     def end(self) -> bool:
-        """End the thread once all is done, or leave it behind where that takes too long.
+        """End the thread after all queued tasks; gives up where that takes too long.
 
         Returns:
             Whether it has ended.

@@ -324,7 +324,7 @@ class BarConsole(Console):
         self.say(line)
 
     def close(self) -> None:
-        """Take the bar away; what it said of an epoch that was stopped stays."""
+        """Remove the progress bar; its last line stays if the epoch was stopped."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], visible=False)
             if self._open:

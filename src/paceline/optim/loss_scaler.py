@@ -67,7 +67,7 @@ def _entry_of(optimizer: Optimizer) -> OptimizerEntry | None:
 
 
 def _has_plain_step(optimizer: Optimizer) -> bool:
-    """Tell whether nobody looks at the weights between a step and its being undone."""
+    """Tell whether nothing reads the weights between a step and its being undone."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -95,7 +95,7 @@ class _Held:
 
     @classmethod
     def by(cls, optimizer: Optimizer) -> "_Held":
-        """Look at an optimizer as it is now."""
+        """Collect an optimizer's current weights and state."""
         held, states = cls(), optimizer.state
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -203,11 +203,12 @@ class _UndoableSteps:
                     group[_COUNT] -= undone
 
     def _take_if_fine(self, overflows: Tensor) -> object:
-        """Take a step as PyTorch's scaler does: once the device has told."""
+        """Take a step as PyTorch's scaler does: the host waits for the device's answer."""
         self.settle()
         if overflows.item():
             return None
         result: object = self._optimizer.step()
+        # From now on steps can be undone, if its tensors can be copied and there is memory for it.
         held = _Held.by(self._optimizer)
         self._layout = held.layout if held.can_be_copied(overflows.device) else None
         # The step needs room as well, of up to the same size.
@@ -216,7 +217,7 @@ class _UndoableSteps:
         return result
 
     def _count(self, overflows: Tensor) -> None:
-        """Have the host told how many steps were undone, when it will ask."""
+        """Count undone steps, and copy their number to the host asynchronously."""
         if self._undone is None or self._undone_on_host is None:
             self._undone = torch.zeros_like(overflows)
             self._undone_on_host = torch.zeros((), dtype=overflows.dtype, pin_memory=True)

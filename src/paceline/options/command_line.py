@@ -187,6 +187,7 @@ def _read_file(
     config, idle = without_settled(read_config(named.tokens[-1].value), options, settled)
     for line in idle:
         note(f"{line} has no effect on {' '.join(app.name)}, which settles it")
+    # What the command line or the environment has given counts before the file.
     found = check_config(config, options)
     for name, (where, parts) in found.items():
         if by_name[name].tokens:
@@ -233,6 +234,7 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
     listed = list(options)
     names = {name for known in accepted_names(listed).values() for name in known}
     names |= {alias for option in listed for alias in option.aliases}
+    # Names of variables that are read, each with the option's own name.
     known = {f"{_ENVIRONMENT_PREFIX}{name.upper()}": name for name in names}
     lines = []
     for variable in sorted(given):
@@ -518,7 +520,7 @@ def read_command(
 
 
 def note(line: str) -> None:
-    """Say on standard error what the user should know beside a command's result."""
+    """Print a note for the user on standard error, apart from a command's result."""
     print(fitting(printable(line), sys.stderr), file=sys.stderr, flush=True)
 
 

@@ -355,7 +355,7 @@ def _fits_plain(value: object, annotation: object) -> bool:
 
 
 def describe_type(annotation: object) -> str:
-    """Say what an option takes: the values of a closed set, else the type as it is written."""
+    """Describe an option's type: the values of a closed set, or its name."""
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)

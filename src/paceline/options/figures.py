@@ -12,7 +12,7 @@ _EXPONENT = re.compile(r"e([+-])0*")
 
 
 def dashed(write: Callable[[float], str]) -> Callable[[float | None], str]:
-    """Have a dash written for what isn't known: None or NaN."""
+    """Decorate a formatter: None and NaN become a dash."""
 
     @wraps(write)
     def shown(value: float | None) -> str:

@@ -92,6 +92,7 @@ def _load(
     from paceline.data.packed import INDEX, load_packed
 
     splits: Mapping[str, TensorData] | Mapping[str, ImageFolder]
+    # A packed folder has an index and no folders of images.
     if (data_dir / INDEX).is_file() and not (data_dir / "train").is_dir():
         splits = load_packed(data_dir)
         if on_broken == "skip":

@@ -175,7 +175,7 @@ class Study:
         return _prediction(self.prediction or {})
 
     def to_json(self) -> dict[str, object]:
-        """Give it as what JSON can carry."""
+        """Convert it to JSON types."""
         return {"format": FORMAT, "kind": "scale", **asdict(self)}
 
     @classmethod

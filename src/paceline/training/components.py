@@ -72,7 +72,7 @@ class Components:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def keep(self, name: str, kept: Stateful, *, per_worker: bool) -> None:
-        """Have a state of the script's own in the snapshots: the training's, or each worker's.
+        """Register state of the script's own for snapshots: the training's, or each worker's.
 
         Raises:
             UsageError: The name is taken.
@@ -219,7 +219,7 @@ def place_model(
 
 
 def _refuse_uninitialised(module: nn.Module) -> None:
-    """Refuse lazy layers whose shapes nobody knows yet: the workers' weights can't be alike."""
+    """Refuse lazy layers without shapes: their weights can't be made equal on all workers."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UsageError(
@@ -249,7 +249,7 @@ def forward_of(
     exact: bool,
     switch: "CompileSwitch | None" = None,
 ) -> Forward | None:
-    """Give how a model computes with these options: compiled, under autocast. None: as it is.
+    """Wrap a model's forward pass by the options: compiled, under autocast. None: unchanged.
 
     Args:
         module: On its device.
@@ -299,7 +299,7 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
 
 @cache
 def _note_compiling() -> None:
-    """Have whoever watches this worker know when it compiles, which may take minutes."""
+    """Report compilation to the watchdog as the current operation: it may take minutes."""
     from torch._dynamo.callback import CallbackArgs, on_compile_end, on_compile_start
 
     before: list[str] = []

@@ -123,7 +123,7 @@ class TrainConfig:
         )
 
     def hang_limits(self) -> HangLimits | None:
-        """Say after how long the workers hang; None where nobody is to look."""
+        """Give the limits after which workers count as hanging; None if they aren't watched."""
         usual_s = COMPILING_LEAST_S if self.compute.compile else LEAST_S
         given_s = self.launch.hang_after_s
         least_s = usual_s if given_s is None else given_s

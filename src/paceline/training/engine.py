@@ -514,7 +514,7 @@ class Engine:
             self.epoch.logged |= self.context.progress.take_validation(figures, samples)
 
     def _read_ahead(self, loader: Loader) -> None:
-        """Have the next epoch, if there is one, be read while this one is evaluated and saved."""
+        """Start reading the next epoch, if there is one, while this one is evaluated and saved."""
         progress = self.context.progress
         following = progress.state.epoch + 1
         if progress.stopping is None and following < progress.loop.epochs:

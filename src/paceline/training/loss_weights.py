@@ -41,7 +41,7 @@ def describe_weighted_mean(loss: Tensor) -> str | None:
 
 
 def _describe_nll(node: Node) -> str | None:
-    """Look at torch's negative log likelihood, which cross entropy ends with."""
+    """Read unit and weight from torch's negative log likelihood node (end of cross entropy)."""
     # What a node has saved are attributes that torch makes for each kind of node.
     reduction, weight, total, targets = (
         getattr(node, f"_saved_{name}", None)

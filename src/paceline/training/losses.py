@@ -116,7 +116,7 @@ class CheckedLoss:
             )
 
     def _check_classes(self, outputs: Tensor, targets: Tensor) -> None:
-        """Wait for the device once, and look at the classes of the first batch."""
+        """Check the first batch's classes; waits for the device, hence only once."""
         are_classes = outputs.ndim == 2 and targets.ndim == 1 and targets.dtype is torch.int64
         if self._ignored is None or not are_classes or not targets.numel():
             return

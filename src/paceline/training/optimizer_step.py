@@ -176,7 +176,7 @@ class OptimizerStep(StepHook):
         self.collect_zero_grads()
 
     def collect_zero_grads(self) -> None:
-        """Look anew what drops the optimizers' gradients: a script may have put its own there."""
+        """Find the optimizers' `zero_grad` methods again: a script may have replaced them."""
         self._zero_grads = [own_step.zero_grad() for own_step in self._own_steps]
 
     def zero_grad(self) -> None:
@@ -231,7 +231,7 @@ class ScriptOptimizer:
         self._names["zero_grad"] = self._zero_grad
 
     def release(self) -> None:
-        """Let the optimizer's calls be its own again."""
+        """Restore the optimizer's own methods."""
         self._optimizer_step = None
 
     def zero_grad(self) -> Callable[..., None]:

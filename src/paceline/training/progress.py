@@ -149,7 +149,7 @@ class TrainingProgress:
         return self.state.step_in_epoch != self.steps_per_epoch
 
     def save_after_step(self, *, best: bool) -> None:
-        """Have a snapshot taken once the open step is over: what is counted is behind it now.
+        """Take a snapshot once the open step is over.
 
         Args:
             best: Whether it is the best by validation.

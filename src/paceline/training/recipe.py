@@ -167,7 +167,7 @@ def _is_path(argument: OptionField) -> bool:
 
 
 def _words(annotation: object) -> tuple[object, ...]:
-    """List what a union such as `Literal["none"] | Path` takes beside paths."""
+    """List the literals of a union such as `Literal["none"] | Path`."""
     closed = (part for part in get_args(annotation) if get_origin(part) is Literal)
     return tuple(word for part in closed for word in get_args(part))
 
@@ -217,6 +217,7 @@ def load_recipe(reference: str) -> Recipe:
             "or your own as file.py:function"
         )
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    # A plain function counts as a recipe without settings of its own.
     found = vars(module).get(name)
     if isinstance(found, Recipe):
         return found

@@ -42,7 +42,7 @@ class StepTimes:
 
     @property
     def is_due(self) -> bool:
-        """Whether to look at them: after 4, 8, 16 and so on, so that it is done seldom."""
+        """Whether the times are to be compared: seldom, after 4, 8, 16 … steps."""
         steps = len(self._times_s)
         return steps >= 4 and not steps & (steps - 1)
 

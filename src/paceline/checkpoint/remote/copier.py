@@ -54,7 +54,7 @@ class RunCopier:
     def __init__(
         self, run: RunDirectory, store: RemoteStore, record: CopyRecord, keep_last: int
     ) -> None:
-        """Look at nothing yet.
+        """Only store; nothing is read yet.
 
         Args:
             run: The run directory.

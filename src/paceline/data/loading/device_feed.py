@@ -58,7 +58,7 @@ class DeviceFeed:
             return BatchInFlight(moved, self._stream.record_event())
 
     def finish(self, in_flight: BatchInFlight) -> object:
-        """Have what is computed next wait for a batch, on the thread that computes.
+        """Make the computing stream wait for a batch; called on the thread that computes.
 
         Returns:
             The batch, on the device.
@@ -104,7 +104,7 @@ class _Pending(Generic[T, Made]):
 def one_ahead(
     make: Callable[[T], Made], items: Iterable[T], device: torch.device
 ) -> Iterator[tuple[T, Made]]:
-    """Apply a function to items on a thread of its own, one further than is asked for.
+    """Apply a function to items on a background thread, one item ahead of the consumer.
 
     The thread ends with the iterator.
 

@@ -167,7 +167,7 @@ class LoaderSource(BatchSource):
         return self._batches(self._training(plan))
 
     def read_ahead(self, plan: EpochPlan) -> None:
-        """Have the loader processes begin with an epoch; nothing where there are none."""
+        """Let the loader processes start reading an epoch; nothing if there are none."""
         if self._loader_workers:
             self._start(self._training(plan))
             self._ahead = plan, self._passes

@@ -107,6 +107,7 @@ class SampledOrder:
 
     def _draw(self, epoch: int) -> Drawn:
         self._next = max(self._next, epoch + 1)
+        # The same on every worker: seeded, and drawn by each for itself.
         with seeded(Domain.ORDER, self._seed, epoch):
             drawn = list(islice(self.sampler, _MOST_BATCHES if self.in_batches else None))
         if self.in_batches and len(drawn) == _MOST_BATCHES:

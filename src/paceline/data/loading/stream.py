@@ -87,7 +87,7 @@ class StreamSource(BatchSource):
 
     @property
     def num_samples(self) -> int:
-        """0: nobody knows the length of a stream."""
+        """0: the length of a stream is unknown."""
         return 0
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
@@ -206,7 +206,7 @@ class StreamSource(BatchSource):
         return Batch(content, local, total, indices)
 
     def _compare(self, samples: int, checksum: int, start: int) -> None:
-        """Refuse to go on where the workers have read different samples. Collective."""
+        """Raise an error if the workers have read different samples. Collective."""
         if self._group.world_size == 1:
             return
         rows = self._group.gather_rows(torch.tensor([samples, checksum])).tolist()

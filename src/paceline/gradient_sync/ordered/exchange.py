@@ -270,7 +270,7 @@ class Exchange:
         return bool(received[:, 0].any())
 
     def reset(self) -> None:
-        """Let go of all buffers that were ever started. Local to the worker."""
+        """Release all buffers that were ever started. Local to the worker."""
         self._pieces.clear()
 
     def release(self) -> None:

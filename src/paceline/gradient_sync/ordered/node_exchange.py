@@ -146,7 +146,7 @@ class NodeExchange:
             self._across.prepare(layout)
 
     def send(self, bucket: Bucket, _layout: Layout) -> None:
-        """Let the others read a bucket's sums. Collective, but doesn't block."""
+        """Announce that a bucket's sums can be read. Collective, but doesn't block."""
         self._waiting.append(self._sums[bucket])
         self._started += 1
         self._memory.post(bytes([_READY]))
@@ -203,7 +203,7 @@ class NodeExchange:
 
     @contextmanager
     def _reports_lost_link(self) -> Iterator[None]:
-        """Let this node's workers know where a connection to another node is lost.
+        """Report a lost connection to another node to this node's workers.
 
         Raises:
             InfrastructureError: It is.
@@ -233,7 +233,7 @@ class NodeExchange:
         return within * total / owners + between
 
     def reset(self) -> None:
-        """Let go of buckets that have no buffers any more. Local to the worker."""
+        """Release buckets that have no buffers any more. Local to the worker."""
         if self._across is not None:
             self._across.reset()
         for bucket in [bucket for bucket in self._sums if not bucket.held_bytes]:

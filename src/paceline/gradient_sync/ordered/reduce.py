@@ -279,7 +279,7 @@ class OrderedSum:
             self._send_what_is_ready()
 
     def _send_what_is_ready(self) -> None:
-        """Let buckets go, in the same order on every worker."""
+        """Send complete buckets, in the same order on every worker."""
         assert self._layout is not None
         if self._exchange is None:
             return

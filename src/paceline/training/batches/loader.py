@@ -141,7 +141,7 @@ class Loader(_Reader):
         return self.source.train_batches(self.plan.epoch(self._seed, epoch, first_step, self._rank))
 
     def read_ahead(self, epoch: int) -> None:
-        """Have loader processes begin to read an epoch."""
+        """Let loader processes start reading an epoch."""
         self.source.read_ahead(self.plan.epoch(self._seed, epoch, 0, self._rank))
 
     def state_dict(self) -> Mapping[str, object]:

@@ -108,7 +108,7 @@ def _summed(name: str, value: Tensor | float, samples: int, device: torch.device
 
 
 def _agreed_names(names: tuple[str, ...] | None, group: Group) -> tuple[str, ...]:
-    """Let workers without a batch know the figures' names. Collective."""
+    """Send the figures' names to workers without a batch. Collective."""
     texts = group.gather_texts("\n".join(names) if names else "")
     known = next((text for text in texts if text), "")
     if any(text not in ("", known) for text in texts):

@@ -78,7 +78,7 @@ class TableFile:
             self._unwritten.clear()
 
     def _report(self, error: OSError | ValueError) -> None:
-        """Say it of an epoch each time, and of rows within epochs at twice as many each time."""
+        """Report lost rows: of epochs each time, of steps at 1, 2, 4, 8 … of them."""
         rows = len(self._unwritten)
         if self._table is EPOCHS or rows & (rows - 1) == 0:
             self._console.warn(
@@ -165,7 +165,7 @@ class MetricsLogger(StepHook):
             self._record(before, self._rows.take(agreed, lr, context.profiler.epoch_waits()))
 
     def _record(self, before: StepMark, after: StepMark) -> None:
-        """Have a row made and written by the thread, in order."""
+        """Queue a row for the thread, which computes and writes rows in order."""
         if self._thread is not None:
             sized = self._context.progress.plan is not None
             self._thread.post(partial(self._write, before, after, bool(self._top), sized))

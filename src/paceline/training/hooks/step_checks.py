@@ -83,7 +83,7 @@ class StreamChecks(StepHook):
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
-        """Look which loaders read streams, and tell these what they gave before."""
+        """Find the loaders that read streams, and hand them their records from the snapshot."""
         loaders = [each for each in components.loaders if isinstance(each, Loader)]
         sources = [loader.source for loader in loaders if loader.served.is_stream]
         self._sources = [source for source in sources if isinstance(source, StreamSource)]
@@ -155,7 +155,7 @@ class RareReplicaChecks(StepHook):
             self._compare(row.step)
 
     def end_training(self, step: int) -> None:
-        """Compare weights once more, unless their difference has been told."""
+        """Compare weights once more, unless a difference has been reported."""
         if not self._has_warned:
             self._compare(step)
 

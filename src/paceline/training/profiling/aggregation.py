@@ -101,7 +101,7 @@ def measure_worker(
 
 
 def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
-    """Share a step out, so that its parts together are the step.
+    """Divide a step's time into parts that add up to it.
 
     The times of single steps are medians, and a whole step's is a mean over many: what a busy
     machine adds to the mean is shared out among all parts alike.

@@ -20,7 +20,7 @@ MEMORY, UTILIZATION = "gpu_memory_bytes", "gpu_utilization"
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Give the most that tensors have taken of a GPU so far, in bytes; None where nobody counts."""
+    """Give the peak bytes that tensors took on a GPU; None if the backend doesn't count them."""
     if not counts_memory(device):
         return None
     return int(torch.accelerator.max_memory_allocated(device))
@@ -57,7 +57,7 @@ class GpuMonitor:
         return cls(lambda: peak_memory(device), read or _no_reading)
 
     def close(self) -> None:
-        """End the thread; a driver that hangs keeps nobody waiting for long."""
+        """End the thread; doesn't wait for long if the driver hangs."""
         self._ended.set()
         self._thread.join(_END_S)
 

@@ -116,7 +116,7 @@ class _AveragingCosts:
         return self._exchanged_bytes - before
 
     def after_step(self, sync: GradientSync, step: int, *, waits_are_known: bool) -> None:
-        """Have the averages do their part after a step, and take the time. Collective, as they are.
+        """Run the averaging after a step, and time it. Collective, as that is.
 
         Args:
             sync: Makes them.
@@ -140,7 +140,7 @@ class _AveragingCosts:
         self._noted_s = self._exchanged_s = self.source.waited_s
 
     def begin_method(self) -> None:
-        """Have what is measured from now on be of another method."""
+        """Start measuring another method."""
         self.waits_s, self._between_s, self._steps = {}, 0.0, 0
 
     def _note_wait(self, step: int) -> None:
@@ -205,6 +205,7 @@ class Profiler:
             How long this worker waits for communication in a step.
         """
         waited_s = self.step_profiler.close()
+        # Without averages of weights there is nothing to time.
         if self.averaging is None or self._counted_steps is None:
             return waited_s
         steps = max(1, step - self._counted_steps)
@@ -259,7 +260,7 @@ class Profiler:
         return self._communication(self._all if self._all.steps else self._lap)
 
     def begin_method(self, name: str) -> None:
-        """Note that gradients or weights become one in another way from the next step on. Local.
+        """Note that another `--sync` method is used from the next step on. Local.
 
         What was measured of the steps before stands until there is a step of the new kind.
 
@@ -271,12 +272,13 @@ class Profiler:
             self._change_method()
 
     def after_step(self, sync: GradientSync, step: int) -> None:
-        """Have what makes the workers' work one do its part after a step. Collective, as that is.
+        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is.
 
         Args:
-            sync: It.
+            sync: The training's.
             step: How many have been taken.
         """
+        # A method begins with the step after the one at which it was chosen.
         if self._next_method is not None:
             self.step_profiler.reset(step)
             self._is_mixed = True
@@ -293,7 +295,7 @@ class Profiler:
             self.step_profiler.mark("averaged")
 
     def consensus(self, sync: GradientSync, step: int) -> None:
-        """Have the workers' weights made the same at the end of a pass. Collective, as that is.
+        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is.
 
         Args:
             sync: Does it.
@@ -358,7 +360,7 @@ class Profiler:
         return self._made(progress, workers) if any(each.steps for each in workers) else None
 
     def _change_method(self) -> None:
-        """Have what is measured from now on be of the next method."""
+        """Start measuring the next method."""
         assert self._next_method is not None
         self.sync, self._next_method = self._next_method, None
         self._all = _Sums()

@@ -276,7 +276,7 @@ class StepProfiler:
         self._drop()
 
     def _drop(self) -> None:
-        """Look no more at the step under way."""
+        """Stop sampling the current step."""
         self.is_sampling, self._marks = False, []
         self.gradients.drop()
 

@@ -163,7 +163,7 @@ class PreviousRun:
         return settings, arguments
 
     def _may_differ(self, given: Mapping[str, OptionValue]) -> bool:
-        """Tell whether the bits may differ from here on: nobody promised, or the user allows it."""
+        """Tell whether results may differ in bits: without `--shards`, or if the user allows it."""
         allowed = {**self.settings, **given}.get("allow_different_hardware")
         return self.settings.get("shards") is None or bool(allowed)
 
@@ -174,7 +174,7 @@ class PreviousRun:
         return value
 
     def check_epochs(self, epochs: int, step: int) -> None:
-        """Refuse to go on to an epoch that lies behind.
+        """Refuse a number of epochs that the training has passed already.
 
         Args:
             epochs: How many the training is to have now.

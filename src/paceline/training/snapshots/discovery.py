@@ -50,7 +50,7 @@ class SnapshotInventory:
 
     @property
     def order(self) -> tuple[int, int]:
-        """What makes one snapshot newer than another.
+        """Sort key: the newer snapshot's is greater.
 
         A later start counts before a higher step: it knew of all snapshots that it could reach, and
         what a host then brings of an earlier one is a branch that was given up.
@@ -83,6 +83,7 @@ def newest(nodes: Sequence[SnapshotInventory]) -> SnapshotInventory | None:
     best = max(node.order for node in holders)
     first, *others = [node for node in holders if node.order == best]
     for other in others:
+        # Nodes of one start took it together; then only per-worker states can differ.
         together = first.start != "" and other.start == first.start
         if other.manifest != first.manifest and not together:
             raise SnapshotError(

@@ -204,7 +204,7 @@ class SnapshotManager:
         return f"{newest}. {remedy}"
 
     def flush(self) -> None:
-        """Wait until what was saved is on disk, or has failed (which was said)."""
+        """Wait until saved snapshots are on disk, or have failed (which was reported)."""
         if self._writer:
             self._writer.flush()
 
@@ -400,6 +400,7 @@ class SnapshotManager:
             self._buffer_averager.restore(snapshot.tensors["workers"]["buffers"])
             self._counters.reset(counted[own_parts.start : own_parts.stop])
             return
+        # Other parts: buffers are averages in the snapshot; sums count once, on rank 0.
         self._buffer_averager.reset()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
         self._report(

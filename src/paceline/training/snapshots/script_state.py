@@ -44,7 +44,7 @@ class KeptValues:
         return _copied(vars(self))
 
     def put_back(self, copy: State) -> None:
-        """Have the values be what they were when a copy was made."""
+        """Restore the values of a copy."""
         vars(self).update(decode(*copy))  # type: ignore[call-overload]  # a dictionary again
 
 
@@ -97,7 +97,7 @@ class PerPartState:
         self._resumed = None
 
     def begin_step(self) -> None:
-        """Have what the script has changed between two passes hold for all parts. Local."""
+        """Apply what the script has changed between two passes to all parts. Local."""
         if self._left is not None and not _equal(self._left, self._copy()):
             self.begin(self._own_parts)
 

@@ -36,7 +36,7 @@ class AutoSync(ReplicaSync):
     """
 
     def __init__(self, context: TrainingContext) -> None:
-        """Have nothing measured yet."""
+        """Start with no measurements."""
         self.rounding = Compression(None)
         """What the gradients of all models travel in; may change later."""
         super().__init__(context, self.rounding)
@@ -84,7 +84,7 @@ class AutoSync(ReplicaSync):
             self._begin_chosen(step)
 
     def end_epoch(self) -> bool:
-        """Leave it to what was chosen."""
+        """Call the chosen method's, if there is one."""
         return self._inner is not None and self._inner.end_epoch()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
@@ -217,7 +217,7 @@ class AutoSync(ReplicaSync):
         return bool(self.context.group.gather_rows(own).all())
 
     def _stay_alike(self) -> str:
-        """Put another way in the place of local steps; what to say of it. Local to the worker."""
+        """Replace local steps by another method; returns a notice for the user. Local."""
         assert self.choice is not None
         method: SyncMethod = "bf16" if self.choice.sends_half else "allreduce"
         self._adopt(Choice(method=method, why="local steps don't go with this training any more"))
@@ -245,5 +245,5 @@ class AutoSync(ReplicaSync):
 
 
 def make_auto(context: TrainingContext) -> GradientSync:
-    """Have several workers measure; a single one has nothing to combine."""
+    """Make the `AutoSync` of several workers; a single one has nothing to combine."""
     return AllReduceSync(context) if context.group.world_size == 1 else AutoSync(context)

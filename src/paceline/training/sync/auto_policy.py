@@ -211,6 +211,7 @@ def fitted_cluster(profile: StepProfile, round_trip_s: float) -> Cluster:
         network=Network(bandwidth_bytes_per_s=high, round_trip_s=round_trip_s),
         library="gloo" if profile.device == "cpu" else "nccl",
     )
+    # Bisection on a logarithmic scale: a slower network has more exposed communication.
     for _ in range(_HALVINGS):
         middle = (low * high) ** 0.5
         network = Network(bandwidth_bytes_per_s=middle, round_trip_s=round_trip_s)

@@ -52,7 +52,7 @@ class BufferAverager:
         return self._made
 
     def enter(self, part: int) -> None:
-        """Let the models have a part's buffers. Local to the worker."""
+        """Switch the models to a part's buffers. Local to the worker."""
         self._buffers.enter(part)
 
     def own(self) -> Tensor:

@@ -227,7 +227,7 @@ class LocalSync(ReplicaSync):
 
 
 def make_local(context: TrainingContext, terms: LocalTerms | None = None) -> GradientSync:
-    """Have the workers train on their own, unless a single one has nothing to average. Collective.
+    """Make the `LocalSync` of several workers; a single one has nothing to average. Collective.
 
     Args:
         context: Of the training.

@@ -101,6 +101,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    # Full chunks, so that no message needs memory for all of the state.
     for alike in kinds.values():
         chunk: list[Tensor] = []
         elements = 0

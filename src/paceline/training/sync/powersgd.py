@@ -105,7 +105,7 @@ class PowerSGDSync(ReplicaSync):
 def _scale_of(
     scaler: torch.amp.GradScaler | None, *, on_device: bool
 ) -> Callable[[], float | Tensor]:
-    """Give what tells the loss scale: on a device as a tensor of it, which nobody waits for."""
+    """Give a function for the loss scale: on a device a tensor, so that nothing waits for it."""
     if scaler is None:
         return lambda: 1.0
 

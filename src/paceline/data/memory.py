@@ -131,10 +131,10 @@ class MemorySource(BatchSource):
         ]
         # This worker's share of each step.
         shares = plan_shares(plan, self.num_samples)
-        for found, gathered in self._gathered(shares, order):
+        for step_share, gathered in self._gathered(shares, order):
             # A worker without samples in this step computes on a stand-in, as collectives need its
             # backward pass.
-            start, stop = _with_stand_in(found)
+            start, stop = _with_stand_in(step_share)
             picked = on_device[start:stop]
             if gathered is not None:
                 raw = self._finish_copy(gathered)
@@ -147,11 +147,11 @@ class MemorySource(BatchSource):
                 inputs = self._normalised(raw)
             yield Batch(
                 (inputs, self._labels.index_select(0, picked)),
-                found.stop - found.start,
-                found.total,
-                order[found.start : found.stop],
-                found.last,
-                found.part,
+                step_share.stop - step_share.start,
+                step_share.total,
+                order[step_share.start : step_share.stop],
+                step_share.last,
+                step_share.part,
             )
 
     def read_ahead(self, plan: EpochPlan) -> None:
@@ -188,8 +188,8 @@ class MemorySource(BatchSource):
         if not self._on_host:
             return zip(shares, repeat(None), strict=False)
 
-        def gather(found: StepShare) -> BatchInFlight:
-            start, stop = _with_stand_in(found)
+        def gather(step_share: StepShare) -> BatchInFlight:
+            start, stop = _with_stand_in(step_share)
             indices = torch.from_numpy(order[start:stop])
             if not self._feed.is_beside:
                 return self._feed.start(self._images.index_select(0, indices))
@@ -198,7 +198,7 @@ class MemorySource(BatchSource):
             return self._feed.start(torch.index_select(self._images, 0, indices, out=pinned))
 
         if not self._feed.is_beside:
-            return ((found, gather(found)) for found in shares)
+            return ((step_share, gather(step_share)) for step_share in shares)
         return one_ahead(gather, shares, self._device)
 
     def _finish_copy(self, in_flight: BatchInFlight) -> Tensor:
@@ -254,11 +254,11 @@ def _laid_out(images: Tensor, channels_last: bool) -> Tensor:
     return images.permute(0, 2, 3, 1).contiguous()
 
 
-def _with_stand_in(found: StepShare) -> tuple[int, int]:
+def _with_stand_in(step_share: StepShare) -> tuple[int, int]:
     """Replace an empty share by the batch's first sample."""
-    if found.start == found.stop:
-        return found.batch_start, found.batch_start + 1
-    return found.start, found.stop
+    if step_share.start == step_share.stop:
+        return step_share.batch_start, step_share.batch_start + 1
+    return step_share.start, step_share.stop
 
 
 def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tensor]:
@@ -325,9 +325,11 @@ class PreparedSource(BatchSource):
         """Give the batches of one epoch, augmented."""
         order = to_device(torch.from_numpy(plan_order(plan, self.num_samples)), self._device)
         shares = plan_shares(plan, self.num_samples)
-        for found, batch in zip(shares, self._raw.train_batches(plan), strict=True):
+        for step_share, batch in zip(shares, self._raw.train_batches(plan), strict=True):
             images, labels = batch.pair()
-            first = found.start if found.start < found.stop else found.batch_start
+            first = (
+                step_share.start if step_share.start < step_share.stop else step_share.batch_start
+            )
             indices = order[first : first + len(images)]
             for stream, augment in enumerate(self._augment):
                 draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)

@@ -32,7 +32,7 @@ from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
 
 _BACKLOG = 1024
-_HEARING_S, _POLL_S = 20.0, 0.05
+_READ_WAIT_S, _POLL_S = 20.0, 0.05
 _GRACE_S = 2.0
 """For torch to say itself that nobody answered in time."""
 _NOT_OURS = (errno.EADDRNOTAVAIL,)
@@ -134,7 +134,7 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
     """Keep the store on rank 0 until all workers have read its text, or the time is up."""
-    deadline_s = time.monotonic() + _HEARING_S
+    deadline_s = time.monotonic() + _READ_WAIT_S
     while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
@@ -290,7 +290,7 @@ def _listener(host: str, address: Address) -> socket.socket:
 def _wait_for_all(store: Store, address: Address, placement: Placement, timeout_s: float) -> None:
     try:
         store.wait(["all"], timedelta(seconds=timeout_s))
-        said = store.get("all").decode()
+        outcome = store.get("all").decode()
     except RuntimeError as error:
         missing = []
         with suppress(RuntimeError):  # rank 0 has gone, and its store with it
@@ -301,8 +301,8 @@ def _wait_for_all(store: Store, address: Address, placement: Placement, timeout_
             f"{who} to {address} within {timeout_s:g} s. Start all {placement.world_size} "
             "workers, each with its own rank and the same world size"
         ) from error
-    if said != "here":
-        raise UsageError(said)
+    if outcome != "here":
+        raise UsageError(outcome)
 
 
 def _address_in_use(address: Address, rank: int) -> str:

@@ -83,7 +83,7 @@ def _has_plain_step(optimizer: Optimizer) -> bool:
 
 @final
 @dataclass(kw_only=True)
-class _Held:
+class _StepState:
     """Copies of the weights and state that an optimizer step changes, to undo it."""
 
     layout: list[tuple[int, int]] = field(default_factory=list)
@@ -94,7 +94,7 @@ class _Held:
     """On the host: each parameter's steps."""
 
     @classmethod
-    def by(cls, optimizer: Optimizer) -> "_Held":
+    def by(cls, optimizer: Optimizer) -> "_StepState":
         """Collect an optimizer's current weights and state."""
         held, states = cls(), optimizer.state
         for group in optimizer.param_groups:
@@ -163,22 +163,22 @@ class _UndoableSteps:
         """
         if any(_depends_on_count(group, self._entry) for group in self._optimizer.param_groups):
             self.settle()  # of the step before, which is long over
-        before = _Held.by(self._optimizer)
+        before = _StepState.by(self._optimizer)
         # What a first step makes can't be taken away on the device.
         if before.layout != self._layout or not self._has_memory:
             return self._take_if_fine(overflows)
         try:
             spare = {kind: _like(tensors) for kind, tensors in before.tensors.items()}
-            rests = {kind: _rests(tensors) for kind, tensors in before.tensors.items()}
+            scratch = {kind: _scratch(tensors) for kind, tensors in before.tensors.items()}
         except torch.OutOfMemoryError:
             self._has_memory = False
             return self._take_if_fine(overflows)
         # Copy what the step changes, take it, copy it back; but where it counts, nothing is copied.
         is_fine = 1 - overflows
         for kind, tensors in before.tensors.items():
-            _copy_unless(is_fine, tensors, spare[kind], rests[kind])
+            _copy_unless(is_fine, tensors, spare[kind], scratch[kind])
         result: object = self._optimizer.step()
-        after = _Held.by(self._optimizer)  # some optimizers put others in the place of tensors
+        after = _StepState.by(self._optimizer)  # some optimizers put others in the place of tensors
         for kind, tensors in after.tensors.items():
             _copy_unless(is_fine, spare[kind], tensors, spare[kind])
         self._counts = after.counts
@@ -209,10 +209,10 @@ class _UndoableSteps:
             return None
         result: object = self._optimizer.step()
         # From now on steps can be undone, if its tensors can be copied and there is memory for it.
-        held = _Held.by(self._optimizer)
-        self._layout = held.layout if held.can_be_copied(overflows.device) else None
+        state = _StepState.by(self._optimizer)
+        self._layout = state.layout if state.can_be_copied(overflows.device) else None
         # The step needs room as well, of up to the same size.
-        size = sum(tensor.nbytes for tensors in held.tensors.values() for tensor in tensors)
+        size = sum(tensor.nbytes for tensors in state.tensors.values() for tensor in tensors)
         self._has_memory = not 0 < free_bytes(overflows.device) < 2 * size
         return result
 
@@ -237,14 +237,14 @@ def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in tensors]
 
 
-def _rests(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Give tensors of the same shapes that all lie in one place: what is written is of no use."""
+def _scratch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Give tensors of the same shapes that share memory: what is written there is never read."""
     place = tensors[0].new_empty(max(tensor.numel() for tensor in tensors))
     return [place.as_strided(tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _copy_unless(
-    flag: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], rests: Sequence[Tensor]
+    flag: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], scratch: Sequence[Tensor]
 ) -> None:
     """Copy tensors bit by bit if a flag on their device is 0: else the kernels end at once.
 
@@ -255,10 +255,10 @@ def _copy_unless(
         flag: () float32.
         sources: Of one type of floating point.
         targets: Of the same shapes and strides.
-        rests: Likewise: weights that such a step updates. They may be the sources.
+        scratch: Likewise: weights that such a step updates. They may be the sources.
     """
     torch._fused_sgd_(
-        list(rests),
+        list(scratch),
         list(sources),
         list(targets),
         weight_decay=0.0,

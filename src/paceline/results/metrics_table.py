@@ -201,8 +201,8 @@ def start_table(
     return Begun(rebuilt=len(rebuilt), missing=max(0, completed - len(rows)))
 
 
-def _holds(found: Cells | None, row: Cells) -> bool:
-    return found is not None and all(found.get(name, "") == cell for name, cell in row.items())
+def _holds(cells: Cells | None, row: Cells) -> bool:
+    return cells is not None and all(cells.get(name, "") == cell for name, cell in row.items())
 
 
 def cells_of(row: EpochRow | StepRow) -> Cells:

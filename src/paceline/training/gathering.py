@@ -70,13 +70,13 @@ class _Gathered(Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Group, factor: float) -> Tensor:  # torch's own type
         kind = f"{own.dtype} {tuple(own.shape[1:])}"
-        found = group.gather_rows(torch.tensor([len(own), zlib.crc32(kind.encode())]))
-        if not (found[:, 1] == found[0, 1]).all():
+        headers = group.gather_rows(torch.tensor([len(own), zlib.crc32(kind.encode())]))
+        if not (headers[:, 1] == headers[0, 1]).all():
             raise JobError(
                 f"{_CALL}: the workers' rows have unlike shapes or types, {kind} on rank "
                 f"{group.rank}: pad the rows of all workers to one length"
             )
-        sizes = found[:, 0].tolist()
+        sizes = headers[:, 0].tolist()
         start = sum(sizes[: group.rank])
         ctx.factor, ctx.start, ctx.stop = factor, start, start + len(own)
         padded = own.new_zeros(max(sizes), *own.shape[1:])

@@ -86,8 +86,8 @@ def without_secrets(text: str) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Say in one short line, without secrets, what a store's library raised."""
-    told = str(error)
+    text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
-        told = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
-    said = " ".join(without_secrets(told).split())[:_MOST_CHARACTERS]
-    return clause(said or error)
+        text = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
+    line = " ".join(without_secrets(text).split())[:_MOST_CHARACTERS]
+    return clause(line or error)

@@ -332,14 +332,16 @@ def _training_work(
     plan: EpochPlan, order: Indices, shares: Iterator[StepShare], *, in_places: bool = False
 ) -> Iterator[_Work]:
     """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
-    for found in shares:
-        indices = order[found.start : found.stop]
+    for step_share in shares:
+        indices = order[step_share.start : step_share.stop]
         # Without samples of its own a worker reads the batch's first one as a stand-in.
-        read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
-        start = found.start if len(indices) else found.batch_start
+        read = (
+            indices if len(indices) else order[step_share.batch_start : step_share.batch_start + 1]
+        )
+        start = step_share.start if len(indices) else step_share.batch_start
         places = tuple(range(start, start + len(read))) if in_places else ()
         request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()), places)
-        yield _Work(request, indices, found.total, found.last, found.part)
+        yield _Work(request, indices, step_share.total, step_share.last, step_share.part)
 
 
 def _evaluation_work(samples: Indices, part: int, parts: int, batch_size: int) -> Iterator[_Work]:

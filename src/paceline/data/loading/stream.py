@@ -131,14 +131,16 @@ class StreamSource(BatchSource):
             if not start:
                 self._begin(items, plan.epoch)
             self._note(first)
-            for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
+            for step_share in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
                 # Without a share, one sample stands in, as collectives need this worker's backward
                 # pass.
-                own_items = items[found.start : found.stop] or items[:1]
-                indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
-                request = ItemRequest(plan.seed, plan.epoch, (start + found.start,))
+                own_items = items[step_share.start : step_share.stop] or items[:1]
+                indices = np.arange(
+                    start + step_share.start, start + step_share.stop, dtype=np.int64
+                )
+                request = ItemRequest(plan.seed, plan.epoch, (start + step_share.start,))
                 batch = self._batch(own_items, request, len(indices), len(items), indices)
-                batch.last, batch.part = found.last, found.part
+                batch.last, batch.part = step_share.last, step_share.part
                 yield batch
             start += len(items)
 

@@ -71,7 +71,7 @@ def connect_leaders(group: Group, nodes: Sequence[range]) -> Leaders | None:
     Returns:
         None on a worker whose place isn't there on every node.
     """
-    found = None
+    leaders = None
     for ranks in zip(*nodes, strict=False):  # as many as the node with the fewest workers has
         first, second = [
             dist.new_group(ranks, backend="gloo", timeout=group_timeout()) for _ in range(2)
@@ -79,8 +79,8 @@ def connect_leaders(group: Group, nodes: Sequence[range]) -> Leaders | None:
         if group.rank in ranks:
             assert isinstance(first, dist.ProcessGroup)
             assert isinstance(second, dist.ProcessGroup)
-            found = Leaders(nodes=nodes, first=first, second=second)
-    return found
+            leaders = Leaders(nodes=nodes, first=first, second=second)
+    return leaders
 
 
 @final

@@ -41,14 +41,14 @@ def average(
     sums: list[list[Tensor]] = [[] for _ in own_parts]
     samples = [0] * len(own_parts)
     for batch in batches:
-        found = _checked(judge(batch.content))
-        names = names or tuple(found)
-        if tuple(found) != names:
+        figures = _checked(judge(batch.content))
+        names = names or tuple(figures)
+        if tuple(figures) != names:
             raise JobError(
                 f"an evaluation gave the figures {', '.join(names)} for one batch and "
-                f"{', '.join(found)} for another; give the same for all"
+                f"{', '.join(figures)} for another; give the same for all"
             )
-        rows = [_summed(name, found[name], batch.local, group.device) for name in names]
+        rows = [_summed(name, figures[name], batch.local, group.device) for name in names]
         part = batch.part - own_parts.start if division.is_fixed else 0
         if rows:
             sums[part].append(torch.stack(rows))
@@ -64,12 +64,12 @@ def average(
     return means, int(count)
 
 
-def _checked(found: object) -> Mapping[str, Tensor | float]:
+def _checked(figures: object) -> Mapping[str, Tensor | float]:
     """Refuse what a judge gave where it isn't figures by name: users write judges."""
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return found
+    if isinstance(figures, Mapping) and all(isinstance(name, str) for name in figures):
+        return figures
     raise JobError(
-        f"an evaluation's function gave {_kind(found)}; it should give figures by name, such as "
+        f"an evaluation's function gave {_kind(figures)}; it should give figures by name, such as "
         '{"accuracy": scores.argmax(1) == labels}'
     )
 

@@ -124,10 +124,10 @@ class CompileChoice(StepHook):
             measured_s: All that were measured.
         """
         found_s = self._left_s(step_s)
-        said = self._context.group.broadcast_text("" if found_s is None else str(found_s))
-        if not said:
+        sent = self._context.group.broadcast_text("" if found_s is None else str(found_s))
+        if not sent:
             return  # it shows when the first epoch is over
-        left_s = float(said)
+        left_s = float(sent)
         if left_s < LEAST_LEFT_S:
             # The first steps of a start may be slow: what is final needs more of them.
             if len(self._times) == _MOST_STEPS or measured_s >= _SURE_S:

@@ -121,7 +121,7 @@ def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, 
     """Give shares that finish sooner than the present ones by a good deal; None if none do."""
     if not all(speed > 0 for speed in speeds):
         return None
-    found = proportional(sum(shares), speeds)
+    proposed = proportional(sum(shares), speeds)
     now_s = max(count / speed for count, speed in zip(shares, speeds, strict=True))
-    then_s = max(count / speed for count, speed in zip(found, speeds, strict=True))
-    return found if then_s < (1 - _LEAST_GAIN) * now_s else None
+    then_s = max(count / speed for count, speed in zip(proposed, speeds, strict=True))
+    return proposed if then_s < (1 - _LEAST_GAIN) * now_s else None

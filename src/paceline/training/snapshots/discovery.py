@@ -208,7 +208,7 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
     # The newest snapshot that any node holds is given to those that lack it; else the one before.
     while True:
         found = store.newest_good(report, at_most=at_most, alone=False) if looks else None
-        own = _held(store, group.rank, found) if looks else None
+        own = _inventory_of(store, group.rank, found) if looks else None
         inventories = group.gather_texts("" if own is None else own.to_json())
         nodes = [SnapshotInventory.from_json(text) for text in inventories if text]
         started = max(started, *(max(node.started, node.generation) for node in nodes))
@@ -261,16 +261,16 @@ def _note(write: Callable[[], None], report: Report) -> None:
         report(f"{error.filename or 'the snapshots'} can't be written: {error.strerror}")
 
 
-def _held(store: SnapshotStore, rank: int, found: Snapshot | None) -> SnapshotInventory:
+def _inventory_of(store: SnapshotStore, rank: int, snapshot: Snapshot | None) -> SnapshotInventory:
     best = store.best()
     return SnapshotInventory(
         rank=rank,
         host=socket.gethostname(),
         started=store.generation(),
-        step=NONE if found is None else found.step,
-        generation=0 if found is None else _generation_of(found),
-        start="" if found is None else str(found.state.get("start", "")),
-        manifest="" if found is None else store.manifest(found.step),
+        step=NONE if snapshot is None else snapshot.step,
+        generation=0 if snapshot is None else _generation_of(snapshot),
+        start="" if snapshot is None else str(snapshot.state.get("start", "")),
+        manifest="" if snapshot is None else store.manifest(snapshot.step),
         best="" if best is None else manifest_text(best),
     )
 

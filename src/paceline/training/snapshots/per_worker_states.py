@@ -41,7 +41,7 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
     texts = group.gather_texts(json.dumps([described, dict(own.values)]))
     everyone = [json.loads(text) for text in texts]
     likes = [{name: _like(dtype, shape) for name, dtype, shape in each} for each, _ in everyone]
-    found: list[dict[str, Tensor]] = [{} for _ in everyone]
+    gathered: list[dict[str, Tensor]] = [{} for _ in everyone]
     for sizes in _messages(likes):
         names = own.tensors.keys()
         parts = [
@@ -51,13 +51,13 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
         rows = _gathered(group, torch.cat(parts), keeps=keeps)
         if keeps:
             for rank, row in enumerate(rows):
-                found[rank] |= _unflattened(row, sizes, likes[rank])
+                gathered[rank] |= _unflattened(row, sizes, likes[rank])
     if not keeps:
         return []
     # In the order in which each worker has named them.
     return [
         RankState(tensors={name: tensors[name] for name in like}, values=values)
-        for tensors, like, (_, values) in zip(found, likes, everyone, strict=True)
+        for tensors, like, (_, values) in zip(gathered, likes, everyone, strict=True)
     ]
 
 
@@ -113,7 +113,7 @@ def _unflattened(
 
 def merged(states: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Put JSON objects together; of what several have, that of the first counts. Pure."""
-    found: dict[str, object] = {}
+    nested: dict[str, object] = {}
     for state in states:
-        found = {**state, **found}
-    return found
+        nested = {**state, **nested}
+    return nested

@@ -147,8 +147,8 @@ class AutoSync(ReplicaSync):
             return
         enough = steps >= _MOST_STEPS or self._times.total_s >= _LEAST_S
         own = torch.tensor([enough, self._times.median_s], dtype=torch.float64)
-        said, step_s = self.context.group.gather_rows(own)[0].tolist()
-        if said:
+        is_enough, step_s = self.context.group.gather_rows(own)[0].tolist()
+        if is_enough:
             self._choose(step_s)
 
     def _choose(self, step_s: float) -> None:

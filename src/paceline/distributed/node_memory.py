@@ -208,7 +208,7 @@ class NodeMemory:
         self.nodes = nodes
         """Ranks of each node's workers."""
         self.ranks = _node_of(rank, nodes)
-        """Of this node's workers."""
+        """Ranks of this node's workers."""
         self.workers = len(self.ranks)
         self._peers = dict(peers)
         self._timeout_s = timeout_s

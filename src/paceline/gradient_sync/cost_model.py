@@ -20,9 +20,9 @@ from paceline.gradient_sync.options import LOCAL_METHODS, POWERSGD_BUCKETS, Sync
 from paceline.results.profile import STRETCH_S, Arrival, StepProfile
 
 FIRST_BYTES = 1 << 20
-"""Where DistributedDataParallel closes its first bucket."""
+"""Bytes at which DistributedDataParallel closes its first bucket."""
 MOST_BYTES = 25 << 20
-"""Where it closes the others."""
+"""Bytes at which it closes the others."""
 PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 8.0, "int8": 5.0, "average": 6.0}
 """Bytes that are read or written in memory for each byte of fp32, counted in the arithmetic: two
 casts; the correction, two products, the remainder and the result; quantised and back, twice; the

@@ -65,7 +65,7 @@ class Bucket:
     sent: list[Tensor] = field(default_factory=list)
     """What of them does: with what was left out before. From stage 2 on, their averages."""
     sums: list["_Sum"] = field(default_factory=list)
-    """What is on the wire."""
+    """Averages that are being computed over the network."""
     finite: list[Tensor] = field(default_factory=list)
     """(): whether all numbers of a sum are."""
 

@@ -133,21 +133,21 @@ class _UndoableSteps:
     def __init__(self, optimizer: Optimizer, entry: OptimizerEntry) -> None:
         """Args:
         optimizer: Its counts are settled before its state is read or replaced.
-        entry: What is known of it.
+        entry: Its row in the table of optimizers.
         """
         self._optimizer, self._entry = optimizer, entry
         self._layout: list[tuple[int, int]] | None = None
-        """What there was after a step that was taken for sure; None: nothing can be undone."""
+        """State layout after a step that was surely taken; None: steps can't be undone yet."""
         self._has_memory = True
         self._counts: list[Tensor] = []
-        """Those of the last step."""
+        """The optimizer's step counts on the host, of the last step."""
         self._undone: Tensor | None = None
         """On the device: how many steps were undone."""
         self._undone_on_host: Tensor | None = None
         """In pinned memory: the same, once `_arrival` is past."""
         self._arrival: torch.Event | None = None
         self._settled = 0
-        """So many were taken from the counts."""
+        """How many undone steps have been subtracted from the counts."""
         optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle())
 

@@ -228,7 +228,7 @@ class Measured:
     method_options: Mapping[str, object] | None = None
     """Of the way of combining gradients, as the training settled them."""
     sync_chosen: str | None = None
-    """What `auto` came to."""
+    """The method that `auto` chose."""
 
     def write(self, path: Path) -> None:
         """Keep it as a file."""

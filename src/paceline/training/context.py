@@ -77,7 +77,7 @@ class TrainingContext:
     progress: TrainingProgress
     """Position, and the length of an epoch."""
     hooks: StepHooks
-    """What is done around the steps."""
+    """The step hooks."""
     profiler: Profiler
     """Measures where a step's time goes."""
     gpu: GpuMonitor | None

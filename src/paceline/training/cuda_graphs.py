@@ -132,7 +132,7 @@ class _Pass:
     """Inputs and settings of a forward pass: a graph fits that was captured with equal ones."""
 
     leaves: list[object]
-    """Of its arguments."""
+    """Flattened arguments."""
     spec: TreeSpec
     key: object
 
@@ -253,16 +253,16 @@ class _Graph:
     inputs: list[Tensor]
     outputs: list[Tensor | None]
     spec: TreeSpec
-    """How the outputs are put together."""
+    """Structure of the outputs."""
     output_gradients: list[Tensor | None]
-    """By output; None where it has none."""
+    """Gradient of each output; None where it has none."""
     parameters: list[nn.Parameter]
     """Those that the outputs depend on."""
     gradients: list[Tensor | None]
-    """By parameter; None where there isn't one after all."""
+    """Gradient of each parameter; None where it gets none."""
     last_use: ReferenceType[_Use] | None = None
     held: list[tuple[nn.Parameter, int]] = field(init=False)
-    """Where a gradient's memory is the graph's."""
+    """Parameters and addresses of gradients that lie in the graph's memory."""
 
     def __post_init__(self) -> None:
         pairs = zip(self.parameters, self.gradients, strict=True)

@@ -131,7 +131,7 @@ class Engine:
     """The context's."""
     epoch: OpenEpoch = field(default_factory=OpenEpoch)
     counting: StepCounter = field(default_factory=StepCounter)
-    """By what steps are counted."""
+    """Decides when a step is complete."""
 
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""

@@ -53,7 +53,7 @@ class OptimizerStep(StepHook):
     _own_steps: "list[ScriptOptimizer]" = field(default_factory=list)
     """Of the optimizers, whose calls by the script lead here."""
     _zero_grads: list[Callable[..., None]] = field(default_factory=list)
-    """What drops the optimizers' gradients."""
+    """The optimizers' own `zero_grad` methods."""
     _has_stepped: bool = False
     """Whether an optimizer has stepped since the loss scale was adapted."""
     _unscaled: list[Optimizer] = field(default_factory=list)

@@ -74,7 +74,7 @@ class RunCopier:
         self._sent: dict[str, str] = {}
         """SHA-256 of the files that were sent and verified."""
         self._sent_bytes: dict[str, int] = {}
-        """Of the small ones among them."""
+        """Sizes of the small files among them."""
         self._seen: set[int] = set()
         self._copied_to = -1
         self._unfit: set[bytes] = set()

@@ -146,7 +146,7 @@ class LoaderSource(BatchSource):
         self._running: Iterator[object] | None = None
         self._passes = 0
         self._ahead: tuple[EpochPlan, int] | None = None
-        """What is read already, and as which pass."""
+        """The epoch that is being read ahead, and the number of its pass."""
         self._processes: list[BaseProcess] = []
 
     @property

@@ -1,9 +1,8 @@
 """Averages flat buffers over the workers in the background: own thread and process group.
 
-Rounded numbers travel in two stages. Stage 1: each worker rounds its buffer and sends every worker
-a slice of it (all-to-all). The worker that owns a slice decodes and averages it in full precision.
-Stage 2: it rounds the average, and all collect the slices (all-gather). Both take the bytes of a
-ring all-reduce of the rounded numbers, which are never added up in few bits.
+Compressed buffers are sent in two stages. 1: each worker rounds its buffer and sends every worker a
+slice of it (all-to-all); a slice's owner averages it in full precision. 2: it rounds the average,
+and all collect the slices (all-gather). The bytes are those of a ring all-reduce.
 """
 
 from collections.abc import Callable

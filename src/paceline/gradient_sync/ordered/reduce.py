@@ -1,11 +1,4 @@
-"""Gradients of fixed shards, summed in an order that doesn't depend on the number of workers.
-
-1. A worker runs its shards one after another. As a bucket's gradients come, they move into a flat
-   buffer, and buffers are added along the tree of `reduction_tree.py` as early as it allows.
-2. During its last shard each bucket leaves as soon as it is complete (`exchange.py`).
-3. `finish` waits until every parameter's gradient is the sum over all shards, the same bits on any
-   number of workers.
-"""
+"""Sums gradients of fixed shards in an order that doesn't depend on the number of workers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -40,6 +33,13 @@ _FIX = (
 @final
 class OrderedSum:
     """Sums the gradients of all shards along one tree.
+
+    1. A worker runs its shards one after another. As a bucket's gradients come, they move into a
+       flat buffer, and buffers are added along the tree of `reduction_tree.py` as early as it
+       allows.
+    2. During its last shard each bucket is sent as soon as it is complete (`exchange.py`).
+    3. `finish` waits until every parameter's gradient is the sum over all shards, the same bits on
+       any number of workers.
 
     A step is `begin_step`, then for each of `own_shards` in turn either `skip` or `open_shard`, the
     backward pass and `close_shard`; then `finish`. One object, since hooks of the backward pass

@@ -82,7 +82,7 @@ class StepProfiler:
         self.sampled = 0
         """Steps sampled so far."""
         self.loader_starts_s: list[float] = []
-        """Of each pass: until its first batch."""
+        """Seconds that each pass waited for its first batch."""
         self.on_gpu = is_accelerator(device)
         self.gradients = GradientTimes(on_gpu=self.on_gpu)
         self.batch_waits = BatchWaits() if self.on_gpu else None
@@ -101,7 +101,7 @@ class StepProfiler:
         self._waits: list[tuple[Moment, Moment]] = []
         """Of the newest sample: from when until when this worker waited for gradients."""
         self._ordinary: dict[int, Marks] = {}
-        """By step."""
+        """Samples of ordinary steps, by step."""
         self._odd: deque[tuple[int, Marks]] = deque(maxlen=_EARLY)
         """The newest few that were the first of a pass, or slowed by hooks; with their steps."""
         self._stride = self._seen = 1

@@ -71,7 +71,7 @@ class PerPartState:
         """With state_dict and load_state_dict, by name."""
         self._own_parts: tuple[int, ...] = ()
         self._states: dict[int, State] = {}
-        """Of the parts that aren't in the objects now."""
+        """States of the parts that the objects don't hold now."""
         self._now = -1
         """The part whose state is in the objects."""
         self._left: State | None = None

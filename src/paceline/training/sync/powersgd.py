@@ -24,7 +24,7 @@ class PowerSGDSync(ReplicaSync):
         """Begin with full averages."""
         super().__init__(context)
         self._averagers: dict[str, PowerSGD] = {}
-        """By the model's name."""
+        """Averager of each model, by its name."""
         self._warmup_steps = 0
         self._is_warm = False
 

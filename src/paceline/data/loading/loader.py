@@ -2,7 +2,6 @@
 
 import multiprocessing
 import signal
-import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from paceline.data.loading.dataset_worker import (
     WorkerInit,
     shorten,
     start_loader_process,
+    start_method,
 )
 from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.loading.sampled import SampledOrder
@@ -297,18 +297,9 @@ def _make_loader(
             pin_memory=pin_memory,
             timeout=timeout_s if parallel else 0,
             worker_init_fn=partial(start_loader_process, then=worker_init),
-            multiprocessing_context=_start_method() if parallel else None,
+            multiprocessing_context=start_method() if parallel else None,
             generator=torch.Generator(),  # else each pass draws from the training's own one
         )
-
-
-def _start_method() -> str | None:
-    """Choose how loader processes start, whatever way this process itself was started.
-
-    A fork begins at once and needs no pickling of the data set; it is PyTorch's own default on
-    Linux up to Python 3.13. The children touch no GPU.
-    """
-    return "fork" if sys.platform == "linux" else None
 
 
 @contextmanager
@@ -316,7 +307,7 @@ def _usual_warnings_off() -> Iterator[None]:
     """Silence two warnings at the start of loader processes.
 
     Torch's about more processes than cores: the number is the user's choice, readers often wait
-    for a disk. Python 3.12's about forking with threads: see `_start_method`.
+    for a disk. Python 3.12's about forking with threads: see `start_method`.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")

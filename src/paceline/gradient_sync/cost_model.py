@@ -144,7 +144,7 @@ def step_cost(
 
     Args:
         compute: What one worker does by itself.
-        method: How gradients become one; `auto` and None are taken as all-reduce.
+        method: The `--sync` method; `auto` and None are taken as all-reduce.
         cluster: Where.
         machine: What compression and sending cost.
     """

@@ -58,6 +58,7 @@ def run_training(payload: str) -> str:
     Returns:
         JSON with `stopped_because`.
     """
+    # Which worker this is, on which device, and whether the options go together.
     request = TrainRequest.from_json(payload)
     config = TrainConfig.from_settings(request.settings)
     placement = current_placement(config.dist)
@@ -66,6 +67,7 @@ def run_training(payload: str) -> str:
     check_reproducible(config, placement.world_size)
     check_method(config)
     set_up_torch(config, device)
+    # Join the process group, which compares the facts that must be equal on all workers.
     facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
     timeout_s = config.dist.timeout_s
@@ -73,6 +75,7 @@ def run_training(payload: str) -> str:
         stop_on_signals(under_launcher=placement.has_launcher) as flag,
         joined(placement, device, backend, timeout_s, config.dist, facts) as group,
     ):
+        # Threads and seeds come first: the recipe may compute and draw random numbers already.
         bind_near_gpu(group, config.launch.numa_affinity)
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
@@ -83,6 +86,7 @@ def run_training(payload: str) -> str:
                 f"the recipe {request.recipe} gave a {type(job).__name__}; "
                 "its function must return a paceline.Job"
             )
+        # Train on a session; it closes what it has opened, also after an error.
         opened = open_session(
             config,
             run,

@@ -50,7 +50,7 @@ class LocalSteps:
         """Connect the workers for averages, and start a thread that `release` ends. Collective.
 
         Args:
-            terms: How the weights become one.
+            terms: Schedule and outer optimizer.
             group: The workers.
             parameters: Names all parameters of the models.
 

@@ -39,7 +39,7 @@ class LocalSync(ReplicaSync):
 
         Args:
             context: Of the training.
-            terms: How the weights become one.
+            terms: Schedule and outer optimizer.
 
         Raises:
             UsageError: The backend can't carry what is asked for.
@@ -231,7 +231,7 @@ def make_local(context: TrainingContext, terms: LocalTerms | None = None) -> Gra
 
     Args:
         context: Of the training.
-        terms: How the weights become one; by default as the options say.
+        terms: Schedule and outer optimizer; by default as the options say.
 
     Raises:
         UsageError: The backend can't carry what is asked for, or somebody compares the workers'

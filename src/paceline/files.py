@@ -1,6 +1,6 @@
-"""Small files: written so that a reader sees them whole or not at all, read with nothing taken on
-trust. What stands where a file of ours should be may be a pipe, a device or of any size, and its
-JSON may be anything.
+"""Small files: written atomically, and read without trust in their content.
+
+What is at a file's path may be a pipe, a device or of any size, and its JSON may be anything.
 """
 
 import errno

@@ -244,7 +244,7 @@ def test_what_was_abandoned_keeps_the_error_of_what_is_approximated_no_more() ->
     def body(group: Group) -> Tensor:
         two, averager = PowerSGD(group.world_size, 2), PowerSGD(group.world_size, 1000)
         two.begin("wide", torch.zeros(24, 40)).error.fill_(3.0)
-        averager.thin = two.thin
+        averager.low_rank = two.low_rank
         own = {"wide": torch.ones(24, 40)}
         averager.start(own)
         averager.finish(keep=False)

@@ -111,7 +111,7 @@ def test_a_second_backward_pass_of_a_shard_is_refused(
         for _ in range(step):
             run_step(ordered, model)
         ordered.begin_step(dict(model.named_parameters()))
-        ordered.open_shard(ordered.mine[0])
+        ordered.open_shard(ordered.own_shards[0])
         loss = model(torch.ones(1, 3, 8, 8)).sum()
         loss.backward(retain_graph=True)
         if is_closed:

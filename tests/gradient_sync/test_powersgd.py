@@ -70,9 +70,9 @@ def by_torch(group: Group, rank: int, steps: int = 4) -> list[dict[str, Tensor]]
     begun.average_(gradients_of(group.rank, 0))  # tells which are worth it
     fresh_one = PowerSGD(group.world_size, rank)
     like = gradients_of(group.rank, 0)
-    bases = [fresh_one.begin(name, like[name]).basis for name in like if name in begun.thin]
+    bases = [fresh_one.begin(name, like[name]).basis for name in like if name in begun.low_rank]
     state.q_memory_dict[0] = torch.cat([b.flatten() for b in bases])
-    rows = sum(like[name].shape[0] * rank for name in begun.thin)
+    rows = sum(like[name].shape[0] * rank for name in begun.low_rank)
     state.p_memory_dict[0] = torch.zeros(rows)
     found = []
     for step in range(steps):
@@ -109,7 +109,7 @@ def test_what_it_leaves_out_comes_later_and_is_never_lost() -> None:
             for name, gradient in own.items():
                 taken[name] += gradient
         lacks = {
-            n: group.sum_(t.error.clone()) / group.world_size for n, t in averager.thin.items()
+            n: group.sum_(t.error.clone()) / group.world_size for n, t in averager.low_rank.items()
         }
         assert lacks.keys() == {"conv", "wide"}
         assert all(bool(lack.norm() > 1) for lack in lacks.values())
@@ -146,15 +146,15 @@ def test_a_gradient_that_isnt_finite_shows_everywhere_and_is_forgotten(name: str
     def body(group: Group) -> None:
         averager = PowerSGD(group.world_size, 2)
         averager.average_(gradients_of(group.rank, 0))
-        kept = {n: (t.error.clone(), t.basis.clone()) for n, t in averager.thin.items()}
+        kept = {n: (t.error.clone(), t.basis.clone()) for n, t in averager.low_rank.items()}
         own = gradients_of(group.rank, 1)
         if group.rank == 1:
             own[name][3] = torch.inf
         averager.average_(own)
         assert not own["wide"].isfinite().any()  # a loss scaler leaves the step out
         for key, (error, basis) in kept.items():
-            assert torch.equal(averager.thin[key].error, error)
-            assert torch.equal(averager.thin[key].basis, basis)
+            assert torch.equal(averager.low_rank[key].error, error)
+            assert torch.equal(averager.low_rank[key].basis, basis)
         own = gradients_of(group.rank, 2)
         averager.average_(own)
         assert all(bool(g.isfinite().all()) for g in own.values())
@@ -170,8 +170,8 @@ def test_gradients_of_zero_stay_zero_and_what_comes_after_is_seen() -> None:
         for _ in range(2):
             own = {"wide": one.clone()}
             averager.average_(own)
-        torch.testing.assert_close(own["wide"] + averager.thin["wide"].error, one)
-        assert float(averager.thin["wide"].error.norm()) < 1e-3
+        torch.testing.assert_close(own["wide"] + averager.low_rank["wide"].error, one)
+        assert float(averager.low_rank["wide"].error.norm()) < 1e-3
 
     run_ranks(2, body)
 
@@ -221,10 +221,10 @@ def test_gradients_in_other_memory_orders_and_types_are_replaced_where_they_are(
 
 def test_one_worker_gives_back_what_several_have_left_out() -> None:
     averager = PowerSGD(1, 2)
-    averager.thin = PowerSGD(2, 2).thin
+    averager.low_rank = PowerSGD(2, 2).low_rank
     two = PowerSGD(2, 2)
     two.begin("wide", torch.zeros(24, 40)).error.fill_(3.0)
-    averager.thin = two.thin
+    averager.low_rank = two.low_rank
     own = {"wide": torch.ones(24, 40)}
     averager.average_(own)
     averager.average_(own)

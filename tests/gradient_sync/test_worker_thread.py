@@ -8,40 +8,40 @@ from paceline.gradient_sync.worker_thread import WorkerThread
 from tests.launch.waiting import patient
 
 
-def test_errands_run_in_order_on_one_other_thread() -> None:
-    errands, seen = WorkerThread("test-errands"), []
+def test_tasks_run_in_order_on_one_other_thread() -> None:
+    tasks, seen = WorkerThread("test-tasks"), []
     given = [
-        errands.send(lambda n=n: seen.append((n, threading.current_thread().name)))  # type: ignore[misc]
+        tasks.send(lambda n=n: seen.append((n, threading.current_thread().name)))  # type: ignore[misc]
         for n in range(5)
     ]
-    for errand in given:
-        errand.result(60)
-    assert seen == [(n, "test-errands") for n in range(5)]
-    assert errands.end()
+    for task in given:
+        task.result(60)
+    assert seen == [(n, "test-tasks") for n in range(5)]
+    assert tasks.end()
 
 
-def test_a_failure_is_raised_and_the_next_errand_runs() -> None:
-    errands = WorkerThread("test-failure")
+def test_a_failure_is_raised_and_the_next_task_runs() -> None:
+    tasks = WorkerThread("test-failure")
 
     def fail() -> None:
         raise RuntimeError("the other end is gone")
 
-    failed, fine = errands.send(fail), errands.send(lambda: None)
+    failed, fine = tasks.send(fail), tasks.send(lambda: None)
     with pytest.raises(RuntimeError, match="the other end is gone"):
         failed.result(60)
     fine.result(60)
-    assert errands.end()
+    assert tasks.end()
 
 
 def test_the_end_doesnt_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.gradient_sync.worker_thread._END_S", 0.01)
-    errands, gate = WorkerThread("test-end"), threading.Event()
+    tasks, gate = WorkerThread("test-end"), threading.Event()
 
     def wait() -> None:
         assert gate.wait(patient(60))
 
-    held = errands.send(wait)
-    assert not errands.end()
+    held = tasks.send(wait)
+    assert not tasks.end()
     gate.set()
     held.result(60)
-    errands._thread.join(60)
+    tasks._thread.join(60)

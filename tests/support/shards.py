@@ -82,7 +82,7 @@ def run_step(
 ) -> tuple[str, ...]:
     """Take one step without the update."""
     ordered.begin_step(dict(model.named_parameters()))
-    for shard in ordered.mine:
+    for shard in ordered.own_shards:
         if shard in empty:
             ordered.skip(shard)
             continue

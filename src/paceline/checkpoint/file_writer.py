@@ -1,7 +1,7 @@
-"""Files of a snapshot: written anew, or over those of one that is to be removed.
+"""Writes a snapshot's files, if possible over those of a snapshot that would be deleted.
 
 Making and removing files costs training several times the processor's time that writing over them
-does. Nobody may notice, so it is done only where nobody else has hold of them.
+does. It is done only with files that no other process has open and that have no other link.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def write_file(path: Path, chunks: Iterable[memoryview], *, over: bool = False) 
 
 
 def _old_file(path: Path) -> int:
-    """Open the file that is there, or a new one in its place where others have hold of it."""
+    """Open the existing file, or a new one in its place if others have it open."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, _OVER)
         if is_held_by_nobody_else(descriptor):

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -52,7 +51,7 @@ _DAMAGE = {errno.ENOENT, errno.EIO, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, er
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything needed to go on exactly."""
+    """All tensors and JSON that are needed to resume exactly."""
 
     step: int
     """Optimizer steps done."""
@@ -165,15 +164,14 @@ def holds_nothing_else(directory: Path) -> bool:
     return set(names) == {TENSORS, STATE, MANIFEST}
 
 
-def read_snapshot(directory: Path, device: torch.device | str = "cpu") -> Snapshot:
+def read_snapshot(directory: Path) -> Snapshot:
     """Verify a snapshot and read it.
 
     Args:
         directory: The snapshot's own directory, of any name.
-        device: Where the tensors are put.
 
     Returns:
-        The snapshot; its tensors are contiguous and share memory with nothing.
+        The snapshot; its tensors are on the CPU, contiguous, and share memory with nothing.
 
     Raises:
         SnapshotError: A file is missing, damaged or not a plain file, or the format version is
@@ -183,7 +181,7 @@ def read_snapshot(directory: Path, device: torch.device | str = "cpu") -> Snapsh
     manifest = _read_manifest(directory)
     _verify(directory / TENSORS, manifest.files[TENSORS], keep=False)
     state = _verify(directory / STATE, manifest.files[STATE], keep=True)
-    tensors = _load(directory / TENSORS, device)
+    tensors = _load(directory / TENSORS)
     return Snapshot(step=manifest.step, tensors=tensors, state=_parse_state(state, directory))
 
 
@@ -291,14 +289,14 @@ def _named_for_rust(path: Path) -> Iterator[str]:
         yield str(path)
 
 
-def _load(path: Path, device: torch.device | str) -> dict[str, dict[str, Tensor]]:
+def _load(path: Path) -> dict[str, dict[str, Tensor]]:
     try:
-        with _named_for_rust(path) as name, safe_open(name, "pt", device=str(device)) as file:
+        with _named_for_rust(path) as name, safe_open(name, "pt", device="cpu") as file:
             noted: str = (file.metadata() or {}).get(GROUPS, "")
             groups: dict[str, dict[str, Tensor]] = {group: {} for group in noted.split()}
             for key in file.keys():  # noqa: SIM118
                 group, _, name = key.partition("/")
-                # A host tensor would otherwise stay a window on the file for as long as it lives.
+                # Without a copy the tensor would stay a view of the mapped file.
                 groups.setdefault(group, {})[name] = file.get_tensor(key).clone()
     except (SafetensorError, KeyError) as error:
         raise SnapshotError(f"{path} can't be read: {error}") from error

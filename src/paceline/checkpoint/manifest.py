@@ -20,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """What one file must be."""
+    """Expected size and SHA-256 of one file."""
 
     bytes: int
     sha256: str
@@ -28,7 +28,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What one snapshot must hold."""
+    """Files of a snapshot with their checksums."""
 
     step: int
     files: Mapping[str, FileEntry]

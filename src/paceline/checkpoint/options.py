@@ -1,4 +1,4 @@
-"""What a user may say about snapshots: how often, and how many are kept. Imports no torch."""
+"""Options of snapshots: how often they are written, how many are kept. Imports no torch."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The snapshots of one training: published whole or not at all, damaged set aside, old removed.
+"""Snapshot directory of a training: atomic publishing, damaged ones set aside, old ones deleted.
 
 Written by one process at a time (the owner of the run directory's lock); read by any.
 """

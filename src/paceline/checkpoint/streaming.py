@@ -1,4 +1,4 @@
-"""A snapshot on its way to another host: read piece by piece there, written piece by piece here.
+"""Streams a snapshot to another host: read there and written here in pieces.
 
 What arrives is held against its manifest before anything of it gets the name of a snapshot.
 """

@@ -1,4 +1,4 @@
-"""Snapshots in the background: training waits for a copy in memory, never for the disk."""
+"""Writes snapshots in the background: training waits for a copy in memory, not for the disk."""
 
 import contextlib
 import errno
@@ -28,18 +28,18 @@ class SnapshotWriter:
         self,
         store: SnapshotStore,
         report: Callable[[str], None],
-        took: Callable[[float], None] = lambda seconds: None,
+        on_written: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """Start nothing yet: the thread starts with the first snapshot.
 
         Args:
             store: Where snapshots are published.
             report: Called with one line per failed write, on the writer's thread.
-            took: Called with the seconds of each that is written, on the writer's thread.
+            on_written: Called with the seconds of each that is written, on the writer's thread.
         """
         self._store = store
         self._report = report
-        self._took = took
+        self._on_written = on_written
         self._memory: HostTensors | None = None
         self._in_flight: Future[None] | None = None
         self._failures: list[str] = []
@@ -58,7 +58,7 @@ class SnapshotWriter:
         return self._skipped
 
     def offer(self, snapshot: Snapshot, *, best: bool = False, wait: bool = False) -> bool:
-        """Copy a snapshot and have it published; the caller may go on training right after.
+        """Copy a snapshot to memory and queue it for writing; training may go on right after.
 
         Args:
             snapshot: Its tensors are copied (from CUDA: in stream order, without a host sync) and
@@ -169,7 +169,7 @@ class SnapshotWriter:
         began_s = time.monotonic()
         self._store.publish_host(host, best=best)
         self._unsaved = None
-        self._took(time.monotonic() - began_s)
+        self._on_written(time.monotonic() - began_s)
         self._written += 1
 
     def _explain(self, host: HostSnapshot, error: OSError) -> str:

@@ -1,1 +1,1 @@
-"""The global order of samples, batches on the device, data sets, batched augmentation."""
+"""Data: the global order of samples, batches on the device, data sets, batched augmentation."""

@@ -23,7 +23,7 @@ Range = tuple[float, float]
 
 
 class Geometric(Protocol):
-    """A change of where pixels come from, an affine map for each sample; part of a `Warp`."""
+    """Interface of affine augmentations, with a map for each sample; part of a `Warp`."""
 
     @property
     def num_draws(self) -> int:

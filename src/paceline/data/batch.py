@@ -1,4 +1,4 @@
-"""Batches, and the interface of what makes them: between the training loop and every data set."""
+"""`Batch`, and `BatchSource`: the interface between the training loop and every data set."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -123,7 +123,7 @@ def _moves_itself(value: object) -> bool:
 
 
 def _rebuilt(content: object, change: Callable[[object], object]) -> object:
-    """Apply a function to each thing that a container holds; what is none stays as it is."""
+    """Apply a function to each element of a container; other values are returned unchanged."""
     if isinstance(content, Mapping):
         changed = {key: change(value) for key, value in content.items()}
         return changed if type(content) is dict else _like(content, changed)
@@ -196,7 +196,7 @@ def _like(original: Mapping[object, object], changed: dict[object, object]) -> o
 
 
 def laid_out(content: object, *, channels_last: bool) -> object:
-    """Lay out the images of a batch's content, all tensors of four dimensions, as asked for."""
+    """Give all four-dimensional tensors of a batch's content the wanted memory format."""
     if not channels_last:
         return content
     return map_tensors(content, lambda t: to_channels_last(t) if t.ndim == 4 else t)

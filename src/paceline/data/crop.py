@@ -130,6 +130,7 @@ class RandomResizedCrop:
         boxes = self.boxes(draws, height, width)
         if images.is_cpu and images.dtype == torch.uint8:
             return self._cut_one_by_one(images, boxes)
+        # Where each pixel of the result lies in its image, then all images resampled at once.
         top, left, tall, wide = boxes[:, :, None].unbind(1)
         steps = torch.arange(self._size, dtype=top.dtype, device=draws.device) + 0.5
         rows = _positions(top, tall, steps / self._size, height)

@@ -72,7 +72,7 @@ def decode(content: bytes, size: int) -> Tensor:
 
 
 def _decode_fast(content: bytes, width: int, height: int, size: int) -> NDArray[np.uint8] | None:
-    """Decode a JPEG to (H, W, 3); None where Pillow has to look at it."""
+    """Decode a JPEG to (H, W, 3); None where it is left to Pillow."""
     factor = 1
     while 2 * factor <= min(_MOST_SCALED, min(width, height) // size):
         factor *= 2

@@ -43,7 +43,7 @@ class RemoteFile:
 
 
 class Readable(Protocol):
-    """What an opened address gives."""
+    """Interface of an HTTP response."""
 
     def read(self, size: int, /) -> bytes:
         """Give at most `size` bytes; none at the end."""
@@ -102,6 +102,8 @@ def open_https(url: str) -> AbstractContextManager[Readable]:
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https addresses alone."""
+
     def redirect_request(
         self,
         req: urllib.request.Request,

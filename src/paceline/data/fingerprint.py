@@ -1,6 +1,7 @@
-"""What a data set is, in one line: compared between workers, so that all train on the same.
+"""Fingerprints of data sets: compared between workers, so that all train on the same data.
 
-And what its attributes hold: compared between epochs, so that none reads what is out of date.
+Also of a data set's attributes: compared between epochs, so that no loader process reads with
+outdated ones.
 """
 
 import hashlib

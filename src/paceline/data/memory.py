@@ -1,6 +1,6 @@
-"""Images normalised and augmented on the device: kept there as uint8, or read by loaders.
+"""Batches of images that are normalised and augmented on the device.
 
-Both ways give the same batches: augmented by the same numbers, in the same arithmetic.
+Images are kept in memory as uint8, or read by loaders; both give the same batches, bit by bit.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
 from paceline.data.batch import Batch, BatchSource, to_channels_last
-from paceline.data.loading.device_feed import DeviceFeed, Underway, one_ahead
+from paceline.data.loading.device_feed import BatchInFlight, DeviceFeed, one_ahead
 from paceline.data.order import EpochPlan, Indices, StepShare, plan_order, plan_shares
 from paceline.data.protocols import RawImages
 from paceline.data.splitmix import Domain, derive_key
@@ -131,13 +131,13 @@ class MemorySource(BatchSource):
         ]
         # This worker's share of each step.
         shares = plan_shares(plan, self.num_samples)
-        for found, gathered in self._gathered(shares, order):
+        for step_share, gathered in self._gathered(shares, order):
             # A worker without samples in this step computes on a stand-in, as collectives need its
             # backward pass.
-            start, stop = _with_stand_in(found)
+            start, stop = _with_stand_in(step_share)
             picked = on_device[start:stop]
             if gathered is not None:
-                raw = self._brought(gathered)
+                raw = self._finish_copy(gathered)
             else:
                 raw = self._images.index_select(0, picked)
             if draws:
@@ -147,11 +147,11 @@ class MemorySource(BatchSource):
                 inputs = self._normalised(raw)
             yield Batch(
                 (inputs, self._labels.index_select(0, picked)),
-                found.stop - found.start,
-                found.total,
-                order[found.start : found.stop],
-                found.last,
-                found.part,
+                step_share.stop - step_share.start,
+                step_share.total,
+                order[step_share.start : step_share.stop],
+                step_share.last,
+                step_share.part,
             )
 
     def read_ahead(self, plan: EpochPlan) -> None:
@@ -163,7 +163,7 @@ class MemorySource(BatchSource):
         for start in range(begin, end, batch_size):
             stop = min(start + batch_size, end)
             raw = self._images[start:stop]
-            raw = self._brought(self._feed.start(raw)) if self._on_host else raw
+            raw = self._finish_copy(self._feed.start(raw)) if self._on_host else raw
             inputs = self._evaluation_inputs(raw) if self._evaluate_with else self._normalised(raw)
             indices = np.arange(start, stop, dtype=np.int64)
             labels = self._labels[start:stop]
@@ -180,7 +180,7 @@ class MemorySource(BatchSource):
 
     def _gathered(
         self, shares: Iterable[StepShare], order: Indices
-    ) -> Iterator[tuple[StepShare, Underway | None]]:
+    ) -> Iterator[tuple[StepShare, BatchInFlight | None]]:
         """Send each share's images on their way, where they are kept on the host.
 
         Beside the training, one step ahead, where the device doesn't need the host meanwhile.
@@ -188,8 +188,8 @@ class MemorySource(BatchSource):
         if not self._on_host:
             return zip(shares, repeat(None), strict=False)
 
-        def gather(found: StepShare) -> Underway:
-            start, stop = _with_stand_in(found)
+        def gather(step_share: StepShare) -> BatchInFlight:
+            start, stop = _with_stand_in(step_share)
             indices = torch.from_numpy(order[start:stop])
             if not self._feed.is_beside:
                 return self._feed.start(self._images.index_select(0, indices))
@@ -198,12 +198,12 @@ class MemorySource(BatchSource):
             return self._feed.start(torch.index_select(self._images, 0, indices, out=pinned))
 
         if not self._feed.is_beside:
-            return ((found, gather(found)) for found in shares)
+            return ((step_share, gather(step_share)) for step_share in shares)
         return one_ahead(gather, shares, self._device)
 
-    def _brought(self, underway: Underway) -> Tensor:
+    def _finish_copy(self, in_flight: BatchInFlight) -> Tensor:
         """Take images from the host, in the layout in which they are kept on the device."""
-        raw = self._feed.finish(underway)
+        raw = self._feed.finish(in_flight)
         assert isinstance(raw, Tensor)
         return _laid_out(raw, self._channels_last)
 
@@ -254,11 +254,11 @@ def _laid_out(images: Tensor, channels_last: bool) -> Tensor:
     return images.permute(0, 2, 3, 1).contiguous()
 
 
-def _with_stand_in(found: StepShare) -> tuple[int, int]:
+def _with_stand_in(step_share: StepShare) -> tuple[int, int]:
     """Replace an empty share by the batch's first sample."""
-    if found.start == found.stop:
-        return found.batch_start, found.batch_start + 1
-    return found.start, found.stop
+    if step_share.start == step_share.stop:
+        return step_share.batch_start, step_share.batch_start + 1
+    return step_share.start, step_share.stop
 
 
 def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tensor]:
@@ -325,9 +325,11 @@ class PreparedSource(BatchSource):
         """Give the batches of one epoch, augmented."""
         order = to_device(torch.from_numpy(plan_order(plan, self.num_samples)), self._device)
         shares = plan_shares(plan, self.num_samples)
-        for found, batch in zip(shares, self._raw.train_batches(plan), strict=True):
+        for step_share, batch in zip(shares, self._raw.train_batches(plan), strict=True):
             images, labels = batch.pair()
-            first = found.start if found.start < found.stop else found.batch_start
+            first = (
+                step_share.start if step_share.start < step_share.stop else step_share.batch_start
+            )
             indices = order[first : first + len(images)]
             for stream, augment in enumerate(self._augment):
                 draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)
@@ -335,7 +337,7 @@ class PreparedSource(BatchSource):
             yield replace(batch, content=(self._normalised(images), labels))
 
     def read_ahead(self, plan: EpochPlan) -> None:
-        """Have the raw images of an epoch read."""
+        """Start reading the raw images of an epoch."""
         self._raw.read_ahead(plan)
 
     def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:

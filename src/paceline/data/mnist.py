@@ -301,6 +301,7 @@ def _load_part(
     images_advice, labels_advice = (_advice(kind, file) for file in files)
     images = read_idx(images_path, images_advice)
     labels = read_idx(labels_path, labels_advice)
+    # Files may be whole and still not be these: check shapes and labels before they are used.
     if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE) or not len(images):
         raise DataError(
             f"{images_path}: should hold images of {_SIDE}x{_SIDE}, but has the shape "

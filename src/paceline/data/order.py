@@ -23,7 +23,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """One part's way through one epoch, from any step on."""
+    """The steps of one epoch for one or several parts, from any step on."""
 
     seed: int
     epoch: int
@@ -180,7 +180,7 @@ def batch_shares(plan: EpochPlan, start: int, total: int) -> list[StepShare]:
     for part in range(plan.part, plan.part + plan.count):
         begin, end = cut(total, part, plan.parts, plan.bounds)
         listed.append(StepShare(start + begin, start + end, start, total, part, last=False))
-    kept = [found for found in listed if found.start < found.stop] or listed[:1]
+    kept = [step_share for step_share in listed if step_share.start < step_share.stop] or listed[:1]
     kept[-1].last = True
     return kept
 

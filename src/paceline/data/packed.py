@@ -1,9 +1,8 @@
-"""Image folders packed into a directory of raw uint8 images, mapped into memory, and an index.
+"""Image folders packed into raw uint8 images, which are mapped into memory, and an index.
 
 `index.json` holds sizes, class names and the SHA-256 of every block; each split has `SPLIT.images`
 (N x 3 x size x size bytes), `SPLIT.labels` (N little-endian int64) and `SPLIT.files.json` (the N
-files they are of). Packing appends block after block, notes each in a journal and goes on after the
-last noted one; the directory gets its name when all is complete.
+files they are of). An interrupted packing continues after the last block in its journal.
 """
 
 import fcntl

@@ -26,14 +26,14 @@ _NAMES = frozenset({*_ARRAY, _ARRAY_TYPE, _DTYPE, _ENCODE})
 
 @dataclass(frozen=True)
 class _Name:
-    """A global that the file names; it is never looked up."""
+    """Name of a global in a pickle file; it is never imported."""
 
     text: str
 
 
 @dataclass
 class _Array:
-    """An array in the making."""
+    """A NumPy array that is being read."""
 
     values: NDArray[np.uint8] | None = None
 
@@ -93,7 +93,7 @@ def _finished(value: object) -> object:
 
 
 class _Machine:
-    """A pickle's instructions, carried out on plain values."""
+    """An interpreter of pickle instructions that knows only plain values."""
 
     def __init__(self) -> None:
         self._stack: list[object] = []

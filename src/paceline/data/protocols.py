@@ -1,4 +1,4 @@
-"""What a map-style data set has to have, and what it may have. Read this first to add a format."""
+"""Protocols of map-style data sets, required and optional. Read this first to add a format."""
 
 from typing import Protocol, runtime_checkable
 

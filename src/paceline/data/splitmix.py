@@ -13,7 +13,7 @@ MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Domain(IntEnum):
-    """What a derived key is for, so that no two uses share their numbers."""
+    """Purposes of derived keys, so that no two uses share random numbers."""
 
     ORDER = 1
     AUGMENTATION = 2

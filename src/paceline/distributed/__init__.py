@@ -1,1 +1,1 @@
-"""Who am I, who are the others: environment, process group, device, network interface."""
+"""Distributed setup: environment, rendezvous, process group, device, network interface."""

@@ -1,4 +1,4 @@
-"""Where workers meet: `--init-method` taken apart, or what the launcher says."""
+"""Rendezvous addresses: parses `--init-method`, or takes the launcher's."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ _FORMS = "env://, tcp://HOST:PORT or file:///PATH"
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the workers of a training meet."""
+    """The rendezvous address of a training."""
 
     scheme: Literal["agent", "tcp", "file"]
     """agent: a store that torch's elastic agent keeps, or that our launcher has made a file for.
@@ -42,12 +42,14 @@ def parse_init_method(text: str) -> Address | None:
         scheme, host, port = parts.scheme, parts.hostname or "", parts.port or 0
     except ValueError as error:
         raise UsageError(f"--init-method {text}: {error}. Write {_FORMS}") from None
+    # The three known forms.
     if scheme == "env" and text == "env://":
         return None
     if scheme == "tcp" and host and port and not parts.path.strip("/"):
         return Address(scheme="tcp", host=host, port=port)
     if scheme == "file" and not parts.netloc and parts.path.strip("/"):
         return Address(scheme="file", path=parts.path)
+    # None of them: say what is wrong with one that is nearly right.
     problem = ""
     if scheme == "tcp":
         problem = ", which has no port" if host and not port else ", which names no host"

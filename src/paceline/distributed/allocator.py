@@ -1,4 +1,4 @@
-"""How the C library hands out memory in this process. Imports no torch."""
+"""Settings of the C library's malloc in this process. Imports no torch."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ _LARGEST_THRESHOLD_BYTES = 32 << 20  # glibc takes no larger one
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep the memory of freed tensors for the next ones, rather than return it.
+    """Make glibc keep the memory of freed tensors for the next ones, rather than return it.
 
     By default large blocks go back to the kernel as soon as they are free, so that every step gets
     its activations as new pages, which the kernel clears and maps one by one: up to half of a small

@@ -1,4 +1,4 @@
-"""What each backend needs to be there, and what it can carry."""
+"""Communication backends: their requirements, and which devices and types they support."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""CPU cores and threads of workers: near their GPUs, and shared out."""
+"""Assigns CPU cores (near a worker's GPU) and threads to the workers of a node."""
 
 import hashlib
 import json

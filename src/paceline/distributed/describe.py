@@ -1,4 +1,4 @@
-"""What was found and chosen about workers, nodes and the network, for `run.json`."""
+"""Describes workers, nodes and network for `run.json`."""
 
 import json
 import socket

@@ -25,7 +25,7 @@ _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """What PyTorch offers on one kind of device."""
+    """PyTorch's features and functions for one kind of device."""
 
     noun: str
     backend: str = "gloo"
@@ -227,7 +227,7 @@ def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
 
 
 def use_device(device: torch.device) -> None:
-    """Have a thread work on a worker's device; each begins with the first one of the machine.
+    """Set a thread's device to the worker's: new threads start with the machine's first one.
 
     Leaving a block on a stream would otherwise take that up as well, and memory on it.
     """
@@ -243,7 +243,7 @@ def resolve_backend(options: DistOptions, device: torch.device) -> str:
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Tell whether a device computes beside the host, which only hands it work: all but CPUs."""
+    """Tell whether a device computes asynchronously to the host: all but CPUs do."""
     return device.type != "cpu"
 
 
@@ -258,7 +258,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def can_pin(device: torch.device) -> bool:
-    """Tell whether copies from pinned host memory to a device run beside the host."""
+    """Tell whether copies from pinned host memory to a device are asynchronous."""
     return _kind(device).copies_beside
 
 
@@ -278,7 +278,7 @@ def counts_memory(device: torch.device) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Say how much more memory tensors can take on a device; 0 where nobody knows."""
+    """Give the free bytes for tensors on a device; 0 if unknown."""
     try:
         free, _ = torch.accelerator.get_memory_info(device)
         reserved = torch.accelerator.memory_reserved(device)

@@ -1,4 +1,4 @@
-"""Copies between tensors of the host and of a device: few, and few that anybody waits for.
+"""Batched copies of tensors between host and device, with few launches and synchronizations.
 
 A copy to the host waits for the device, one from ordinary host memory too, and each costs a launch.
 So many small tensors travel end to end, as bytes; on CPUs each is taken as it is.
@@ -51,7 +51,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def send(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy tensors of the host into others of the same shapes: one copy, waited for by nobody.
+    """Copy host tensors into others of the same shapes: one asynchronous copy.
 
     Args:
         values: On the CPU, of any types.

@@ -1,4 +1,4 @@
-"""Who am I among the workers: the one place where a worker reads the environment.
+"""Reads environment variables, for all modules of a worker: placement, addresses, threads.
 
 What each launcher's variables mean is in `launcher_variables`, as pure functions.
 """
@@ -76,7 +76,7 @@ _SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """All that the environment says, in the order in which it counts."""
+    """All placements that launchers' variables imply, in order of precedence."""
 
     workers: tuple[Placement, ...]
     """From launchers that start a process per worker, the innermost first."""
@@ -210,7 +210,7 @@ def gpu_slices() -> list[str]:
 
 
 def wants_cuda_sanitizer() -> bool:
-    """Tell whether torch is to look for races between CUDA's streams."""
+    """Tell whether torch's CUDA sanitizer (races between streams) is turned on."""
     return "TORCH_CUDA_SANITIZER" in os.environ
 
 

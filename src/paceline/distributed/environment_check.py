@@ -1,4 +1,4 @@
-"""What a worker would find in this environment, line by line; starts nothing, joins nobody."""
+"""Dry check of a worker's environment, reported line by line; starts and connects nothing."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from paceline.distributed.environment import (
 from paceline.distributed.interface import (
     address_on,
     find_route,
+    is_loopback_name,
     loopback_route,
-    misleads,
     own_addresses,
     reachable_address,
 )
@@ -35,7 +35,7 @@ State = Literal["ok", "warning", "fault"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLine:
-    """One line of what was found."""
+    """One line of the report."""
 
     what: str
     """One word or two: `place`, `meeting`, `interface`, `device` …"""
@@ -117,9 +117,9 @@ def _other_sources(
         yield _node(node, placement)
     for problem in seen.problems:
         yield CheckLine(what="also found", state="warning", text=f"{problem}; it doesn't count")
-    lonely = {"RANK", "WORLD_SIZE"} & environment.keys()
-    if len(lonely) == 1:
-        (name,) = lonely
+    incomplete = {"RANK", "WORLD_SIZE"} & environment.keys()
+    if len(incomplete) == 1:
+        (name,) = incomplete
         yield CheckLine(
             what="variables",
             state="warning",
@@ -147,9 +147,10 @@ def _meeting(
     if address.scheme == "file":
         yield _file(address)
         return
+    # The name that was given, and the address it comes to on this host.
     where = reachable_address(address.host)
     shown = f"{address} ({where})" if where != address.host else str(address)
-    if misleads(address.host):
+    if is_loopback_name(address.host):
         yield CheckLine(
             what="meeting",
             state="warning",

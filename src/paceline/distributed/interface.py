@@ -1,4 +1,4 @@
-"""Which network interface leads to the other workers, and which address it has here."""
+"""Chooses the network interface and address to reach the other workers by."""
 
 import ipaddress
 import socket
@@ -17,7 +17,7 @@ ChosenBy = Literal["--interface", "GLOO_SOCKET_IFNAME", "route to rank 0", "defa
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """This worker's way to the others."""
+    """Network interface and own address that the other workers are reached by."""
 
     interface: str
     address: str
@@ -46,7 +46,7 @@ def find_route(host: str, requested: str | None, chosen: str) -> Route:
         address = address_on(chosen, "GLOO_SOCKET_IFNAME")
         return Route(interface=chosen, address=address, chosen_by="GLOO_SOCKET_IFNAME")
     # A host name that leads to loopback (as /etc/hosts may have it) says nothing about the network.
-    if not host or misleads(host):
+    if not host or is_loopback_name(host):
         by: ChosenBy = "default route"
         address = _source_address(_FAR)
     else:
@@ -78,14 +78,14 @@ def resolve(host: str) -> str:
     return str(first[4][0])
 
 
-def misleads(host: str) -> bool:
+def is_loopback_name(host: str) -> bool:
     """Tell whether a name means this machine's loopback address here, and another one elsewhere."""
     return is_loopback(resolve(host)) and not _means_loopback(host)
 
 
 def reachable_address(host: str) -> str:
     """Give the address at which all workers reach a host; on the host itself the same one."""
-    return _source_address(_FAR) if misleads(host) else resolve(host)
+    return _source_address(_FAR) if is_loopback_name(host) else resolve(host)
 
 
 def is_loopback(address: str) -> bool:
@@ -99,7 +99,7 @@ def own_addresses() -> set[str]:
     return {entry.address.partition("%")[0] for entries in listed for entry in entries}
 
 
-def address_on(interface: str, said_by: str = "--interface") -> str:
+def address_on(interface: str, option: str = "--interface") -> str:
     """Give the address of an interface, an IPv4 one where it has one.
 
     Raises:
@@ -115,7 +115,7 @@ def address_on(interface: str, said_by: str = "--interface") -> str:
             is_down = stats is not None and not stats.isup
             why = f"is down (ip link set {interface} up)" if is_down else "has no address"
         raise UsageError(
-            f"{said_by} is {interface}, which {why}. Interfaces here: {', '.join(sorted(known))}"
+            f"{option} is {interface}, which {why}. Interfaces here: {', '.join(sorted(known))}"
         )
     return min(entries, key=lambda entry: families.index(entry.family)).address
 

@@ -1,5 +1,5 @@
-"""What launchers (a process per worker) and services (a process per node) leave in the environment:
-pure functions. Slurm writes hosts as `node[01-03,7]`, and tasks per node as `2(x3),1`.
+"""Parses environment variables of launchers (a process a worker) and services (a process a node).
+Pure functions. Slurm writes hosts as `node[01-03,7]`, and tasks per node as `2(x3),1`.
 """
 
 import json
@@ -160,6 +160,7 @@ def from_slurm(environment: Environment) -> Placement | None:
     step = integer(environment, "SLURM_STEP_ID", _NO_STEP)
     if "SLURM_PROCID" not in environment or step >= _NO_STEP:
         return None
+    # A step (srun) may have fewer tasks than its job: the variables of the step come first.
     node = integer(environment, "SLURM_NODEID", 0)
     local_rank = integer(environment, "SLURM_LOCALID", 0)
     tasks = first_of(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")

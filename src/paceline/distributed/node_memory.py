@@ -1,12 +1,8 @@
-"""Memory that the workers of one node share, and messages between them that say what is in it.
+"""Shared memory of the workers of one node, and messages between them about its content.
 
 Nothing of it has a name in a file system: memory is anonymous (`memfd_create`), its descriptors go
 through Unix sockets of Linux's abstract namespace, and the kernel takes all of it back with the
 last process, however that ends. Containers with a small `/dev/shm` don't limit it.
-
-What else there is doesn't do: Gloo has no transport but sockets, PyTorch's symmetric memory is for
-GPUs, its shared tensors (`torch.multiprocessing`) need a file in `/dev/shm` and a process that
-removes it, and UCC and oneCCL aren't part of PyTorch's packages.
 """
 
 import mmap
@@ -169,7 +165,7 @@ def _reach(own_rank: int, ranks: range, names: Sequence[str]) -> dict[int, socke
 def _admit(
     peers: dict[int, socket.socket], number: int, listener: socket.socket
 ) -> dict[int, socket.socket] | None:
-    """Let a node's higher ranks come until there are so many peers; None if one doesn't."""
+    """Accept connections of a node's higher ranks; None if one doesn't connect."""
     try:
         while len(peers) < number:
             peer, _ = listener.accept()
@@ -195,7 +191,7 @@ def _close(peers: Mapping[int, socket.socket]) -> None:
 
 @final
 class NodeMemory:
-    """What `connect_node` has connected.
+    """Shared memory and sockets of a node's workers, made by `connect_node`.
 
     The socket between two workers orders their memory: who has read a message sees all that its
     sender had written before.
@@ -212,7 +208,7 @@ class NodeMemory:
         self.nodes = nodes
         """Ranks of each node's workers."""
         self.ranks = _node_of(rank, nodes)
-        """Of this node's workers."""
+        """Ranks of this node's workers."""
         self.workers = len(self.ranks)
         self._peers = dict(peers)
         self._timeout_s = timeout_s
@@ -242,6 +238,7 @@ class NodeMemory:
         Raises:
             InfrastructureError: There isn't as much memory, or a worker has ended.
         """
+        # Make this worker's memory, and send its descriptor to each of the others.
         try:
             own = _made(size)
         except OSError as error:
@@ -254,6 +251,7 @@ class NodeMemory:
                 self._send(rank, _DESCRIPTOR, _rights(own))
         finally:
             os.close(own)
+        # Take theirs; a mapping stays when its descriptor is closed.
         for rank in self._peers:
             descriptor = self._receive_descriptor(rank)
             try:
@@ -263,7 +261,7 @@ class NodeMemory:
         return [found[rank] for rank in self.ranks]
 
     def post(self, message: bytes) -> None:
-        """Send a message of a few bytes to every other worker. Waits for nobody.
+        """Send a message of a few bytes to every other worker. Doesn't block.
 
         A socket takes some 200 messages that its receiver hasn't read.
 

@@ -1,4 +1,4 @@
-"""The store in which workers find each other: opened once, and everybody's arrival counted.
+"""Rendezvous: opens the store through which workers connect, and waits until all have arrived.
 
 Phases: open the store (rank 0 keeps it, on one address), note one's arrival, wait for the others,
 learn who is on which node.
@@ -32,7 +32,7 @@ from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
 
 _BACKLOG = 1024
-_HEARING_S, _POLL_S = 20.0, 0.05
+_READ_WAIT_S, _POLL_S = 20.0, 0.05
 _GRACE_S = 2.0
 """For torch to say itself that nobody answered in time."""
 _NOT_OURS = (errno.EADDRNOTAVAIL,)
@@ -133,8 +133,8 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
 
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
-    """Keep the store on rank 0 until all have heard its text; who doesn't come isn't waited for."""
-    deadline_s = time.monotonic() + _HEARING_S
+    """Keep the store on rank 0 until all workers have read its text, or the time is up."""
+    deadline_s = time.monotonic() + _READ_WAIT_S
     while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
@@ -222,7 +222,7 @@ def of_session(store: Store, address: Address, rank: int) -> Store:
 
 @cache  # once a process
 def meet_in_file(path: str) -> None:
-    """Have plain PyTorch in this process (`init_process_group`, env://) meet in a file as well.
+    """Make plain PyTorch in this process (`init_process_group`, env://) use a file store too.
 
     The launcher of workers on one machine keeps no store at MASTER_PORT, since every user of the
     machine could reach it. A script that sets a port of its own meets there, as it wants.
@@ -290,7 +290,7 @@ def _listener(host: str, address: Address) -> socket.socket:
 def _wait_for_all(store: Store, address: Address, placement: Placement, timeout_s: float) -> None:
     try:
         store.wait(["all"], timedelta(seconds=timeout_s))
-        said = store.get("all").decode()
+        outcome = store.get("all").decode()
     except RuntimeError as error:
         missing = []
         with suppress(RuntimeError):  # rank 0 has gone, and its store with it
@@ -301,8 +301,8 @@ def _wait_for_all(store: Store, address: Address, placement: Placement, timeout_
             f"{who} to {address} within {timeout_s:g} s. Start all {placement.world_size} "
             "workers, each with its own rank and the same world size"
         ) from error
-    if said != "here":
-        raise UsageError(said)
+    if outcome != "here":
+        raise UsageError(outcome)
 
 
 def _address_in_use(address: Address, rank: int) -> str:

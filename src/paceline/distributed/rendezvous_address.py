@@ -1,5 +1,6 @@
-"""Where workers meet: by their options, else by what the launcher says. A Slurm node's address is
-asked of Slurm where its name means nothing to the resolver.
+"""Chooses the rendezvous address: from the options, else from the launcher's variables.
+
+A Slurm node's address is asked of Slurm where its name can't be resolved.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Whether a directory is the same on all nodes: on a shared file system, or once per node."""
+"""Detects whether a directory is on a file system that all nodes share."""
 
 import secrets
 from pathlib import Path
@@ -53,5 +53,5 @@ def _leave(token: Path) -> str:
 
 
 def _is_there(token: Path) -> bool:
-    """Look anew: listing the directory has a network file system ask its server."""
+    """Check for the token; listing the directory makes a network file system ask its server."""
     return token.name in {path.name for path in token.parent.iterdir()}

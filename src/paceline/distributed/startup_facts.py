@@ -1,6 +1,6 @@
 """Whether all workers were started for the same training: facts, compared before they connect.
 
-Phases: every worker tells its facts, rank 0 compares them, everybody hears what it found.
+Phases: all workers publish their facts, rank 0 compares them, all read the outcome.
 """
 
 import json
@@ -25,14 +25,14 @@ _KEY = "accord"
 @final
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What one worker says of itself."""
+    """A worker's host and facts."""
 
     host: str
     facts: Facts
 
     @classmethod
     def here(cls, facts: Facts) -> Self:
-        """Say it of this process."""
+        """Make those of this process."""
         return cls(socket.gethostname(), facts)
 
     def to_json(self) -> str:

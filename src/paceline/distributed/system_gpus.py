@@ -1,4 +1,4 @@
-"""What the system tells of this machine's GPUs: no torch, and no package of a vendor."""
+"""Lists this machine's GPUs by the operating system, without torch or vendor packages."""
 
 import ctypes
 import platform

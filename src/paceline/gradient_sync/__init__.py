@@ -1,1 +1,1 @@
-"""How the gradients of all workers become one."""
+"""Combines the gradients of all workers: averages, ordered sums, compression, local SGD."""

@@ -1,4 +1,4 @@
-"""Buckets of gradients that leave during the backward pass, in the same order on all workers."""
+"""Sends buckets of gradients during the backward pass, in the same order on all workers."""
 
 from collections.abc import Mapping
 from typing import Protocol, final, runtime_checkable
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class BucketAverager(Protocol):
-    """Averages gradients bucket by bucket, also while a backward pass goes on."""
+    """Averages gradients bucket by bucket, overlapped with the backward pass."""
 
     def buckets(self, like: Mapping[str, Tensor]) -> list[list[str]]:
         """Say which gradients leave together, in which order. Collective with other names.
@@ -22,10 +22,10 @@ class BucketAverager(Protocol):
         """Make it possible to `start` and `poll` while a backward pass runs. Collective."""
 
     def start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let one of the buckets go. Collective, but waits for nobody."""
+        """Start to average one bucket. Collective, but doesn't block."""
 
     def poll(self) -> None:
-        """Go on with what has arrived. Collective, but waits for nobody."""
+        """Start the next stage of buckets that have arrived. Collective, but doesn't block."""
 
     def finish(self, *, keep: bool = True) -> Mapping[str, Tensor]:
         """Wait for all buckets, and average what they brought in place. Collective.
@@ -40,7 +40,7 @@ class BucketAverager(Protocol):
 
 @final
 class BucketOverlap:
-    """Starts each bucket once all its gradients, and those of the buckets before it, are there."""
+    """Starts each bucket's average once its gradients and all earlier buckets are complete."""
 
     def __init__(self, averager: BucketAverager, parameters: Mapping[str, nn.Parameter]) -> None:
         """Args:
@@ -50,7 +50,7 @@ class BucketOverlap:
         self._averager = averager
         self._buckets = averager.buckets(parameters)
         self._place = {n: place for place, names in enumerate(self._buckets) for n in names}
-        self._come: list[dict[str, Tensor]] = [{} for _ in self._buckets]
+        self._arrived: list[dict[str, Tensor]] = [{} for _ in self._buckets]
         self._left = 0
         self._places: set[int] = set()
         """Addresses of the last averages that are in a place of their own."""
@@ -58,7 +58,7 @@ class BucketOverlap:
         """Whether nothing more leaves before `finish`."""
 
     def arrive(self, name: str, gradient: Tensor) -> None:
-        """Take a gradient that is complete, most likely. Collective, but waits for nobody.
+        """Take a gradient that is most likely complete. Collective, but doesn't block.
 
         If one comes again before `finish` (a second backward pass, or a segment of the model that
         is run twice), what has left so far counts for nothing.
@@ -67,16 +67,16 @@ class BucketOverlap:
             name: Of the parameter.
             gradient: As it is in the parameter.
         """
-        come = self._come[self._place[name]]
-        if name in come:
+        arrived = self._arrived[self._place[name]]
+        if name in arrived:
             self.discard()
-        come[name] = gradient
+        arrived[name] = gradient
         # Set to zero, not to None, the last average is what the next gradients are added to: what
         # has left would take the place of those that are still to come.
         self._waits = self._waits or gradient.data_ptr() in self._places
         # Strictly in order: collectives must begin in the same order on all workers.
         while not self._waits and self._left < len(self._buckets) and self._is_complete(self._left):
-            self._start(self._come[self._left])
+            self._start(self._arrived[self._left])
         self._averager.poll()
 
     def finish(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -101,14 +101,14 @@ class BucketOverlap:
         self._forget()
 
     def _is_complete(self, place: int) -> bool:
-        return len(self._come[place]) == len(self._buckets[place])
+        return len(self._arrived[place]) == len(self._buckets[place])
 
     def _start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let the next bucket go."""
+        """Start to average the next bucket."""
         self._averager.start({name: gradients[name] for name in self._buckets[self._left]})
         self._left += 1
 
     def _forget(self) -> None:
         self._left, self._waits = 0, False
-        for come in self._come:
-            come.clear()
+        for arrived in self._arrived:
+            arrived.clear()

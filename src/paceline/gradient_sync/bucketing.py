@@ -1,4 +1,4 @@
-"""Neighbours that are large enough together. Imports no torch."""
+"""Groups neighbouring items into buckets of a least size. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 

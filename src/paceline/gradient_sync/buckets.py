@@ -1,4 +1,4 @@
-"""Flat buffers in which the gradients of several parameters are added and travel together."""
+"""Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -225,13 +225,13 @@ def lay_out(
     sizes = [parameters[place].nbytes for place in order]
     kinds = [f"{parameters[place].dtype} {parameters[place].device}" for place in order]
     without = sorted(set(range(len(parameters))).difference(order))
-    found = Layout(bucket_bytes=most, within_node=within_node, without=without)
+    layout = Layout(bucket_bytes=most, within_node=within_node, without=without)
     for group in cut(sizes, kinds, min(FIRST_BYTES, most), most):
         chosen = [(order[i], parameters[order[i]]) for i in group]
         bucket = Bucket(chosen, slices, shards)
-        found.buckets.append(bucket)
-        found.bucket_of |= dict.fromkeys([place for place, _ in chosen], bucket)
-    return found
+        layout.buckets.append(bucket)
+        layout.bucket_of |= dict.fromkeys([place for place, _ in chosen], bucket)
+    return layout
 
 
 def bucket_bytes(total: int, slices: int, peers: int, *, by_memory: bool) -> int:

@@ -1,4 +1,4 @@
-"""Buffers that each part of a step keeps for itself while training: BatchNorm's statistics."""
+"""Model buffers (BatchNorm's statistics), one set for each part of a step."""
 
 from collections.abc import Mapping, Sequence
 from typing import final
@@ -88,6 +88,7 @@ class PartBuffers:
             known = values.numel() > 0 and buffer.is_floating_point()
             if not known or isinstance(self._places[name][0], _NormBase):
                 continue
+            # Compare with the first part, infinities and NaN by where they are.
             finite = values.isfinite()
             numbers = torch.where(finite, values, 0.0)
             spread = (numbers - numbers[:1]).abs().max()

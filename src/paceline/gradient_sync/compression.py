@@ -1,4 +1,4 @@
-"""Gradients that travel in half precision: half the bytes, rounded.
+"""Compresses gradients to half precision while they are sent.
 
 PyTorch's own hook for bfloat16 is refused, by its name, where PyTorch was built without CUDA.
 """
@@ -18,7 +18,7 @@ from paceline.gradient_sync.network_model import ring_bytes
 
 @final
 class Compression:
-    """What the buckets of DistributedDataParallel travel in."""
+    """The precision in which DistributedDataParallel sends its buckets."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""Seconds of a step for each way of combining gradients: a model, nothing is measured here.
+"""Cost model of a step: predicted seconds for each way of combining gradients.
 
 Buckets travel one after another in the order in which the backward pass completes them:
 `end = max(ready, previous end) + collective`; what ends after the backward pass is exposed. Li et
@@ -20,9 +20,9 @@ from paceline.gradient_sync.options import LOCAL_METHODS, POWERSGD_BUCKETS, Sync
 from paceline.results.profile import STRETCH_S, Arrival, StepProfile
 
 FIRST_BYTES = 1 << 20
-"""Where DistributedDataParallel closes its first bucket."""
+"""Bytes at which DistributedDataParallel closes its first bucket."""
 MOST_BYTES = 25 << 20
-"""Where it closes the others."""
+"""Bytes at which it closes the others."""
 PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 8.0, "int8": 5.0, "average": 6.0}
 """Bytes that are read or written in memory for each byte of fp32, counted in the arithmetic: two
 casts; the correction, two products, the remainder and the result; quantised and back, twice; the
@@ -38,7 +38,7 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a worker's device spends on communication besides waiting for it."""
+    """Costs of communication on a worker's own processor, besides waiting for it."""
 
     memory_bytes_per_s: float = inf
     """At which gradients are compressed and weights averaged."""
@@ -53,7 +53,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What one worker does in a step by itself."""
+    """Computing time of one worker's step, and when its gradients are ready."""
 
     before_s: float
     """Until the backward pass begins: data and forward."""
@@ -72,7 +72,7 @@ class Compute:
 
     @classmethod
     def of(cls, profile: StepProfile) -> Self:
-        """Take it from a profile, also of several workers: what they waited for is left out."""
+        """Read it from a profile, also of several workers: their waits are left out."""
         parts = profile.parts
         own = [worker.compute_s for worker in profile.workers]
         spreads = [worker.spread_s for worker in profile.workers]
@@ -97,7 +97,7 @@ class Compute:
         return sum(arrival.bytes for arrival in self.gradients)
 
     def scaled(self, share: float) -> "Compute":
-        """Give it for another share of the samples; what comes after the backward pass stays."""
+        """Scale it to another number of samples; what follows the backward pass doesn't change."""
         if share == 1:
             return self
         return replace(
@@ -110,13 +110,13 @@ class Compute:
         )
 
     def slower(self, factor: float) -> "Compute":
-        """Give it for a device that takes so many times as long for everything."""
+        """Scale it to a device that is slower by a factor."""
         return replace(self.scaled(factor), after_s=self.after_s * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Where a step's seconds go, on average over steps."""
+    """Predicted seconds of a step by what they are spent on, averaged over steps."""
 
     compute_s: float
     exposed_s: float
@@ -144,7 +144,7 @@ def step_cost(
 
     Args:
         compute: What one worker does by itself.
-        method: How gradients become one; `auto` and None are taken as all-reduce.
+        method: The `--sync` method; `auto` and None are taken as all-reduce.
         cluster: Where.
         machine: What compression and sending cost.
     """
@@ -385,7 +385,7 @@ def _arrivals(profile: StepProfile) -> tuple[Arrival, ...]:
 
 
 def _within(backward_s: float, gradients: tuple[Arrival, ...]) -> tuple[Arrival, ...]:
-    """Let the last arrival end the backward pass: they were measured in other steps than it was."""
+    """Scale arrivals so that the last one ends the backward pass: both are of different steps."""
     last_s = max((arrival.at_s for arrival in gradients), default=0.0)
     # Later than the backward pass: scale all down; earlier: shift all to its end.
     squeeze = min(1.0, backward_s / last_s) if last_s > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Gradients as two thin matrices: what PowerSGD computes for each bucket, in two stages.
+"""Low-rank factors of gradients: what PowerSGD computes for each bucket, in two stages.
 
 Letters: a gradient is seen as a matrix (N, M); R columns are kept of it.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 @final
 @dataclass(kw_only=True)
 class LowRankState:
-    """What is remembered of one parameter."""
+    """PowerSGD's state of one parameter."""
 
     error: Tensor
     """(N, M): what this worker's gradients have been short of so far."""
@@ -27,10 +27,10 @@ class LowRankState:
 @final
 @dataclass(kw_only=True)
 class LowRankGradient:
-    """A gradient that is approximated."""
+    """A gradient, and its approximation by two factors."""
 
     gradient: Tensor
-    thin: LowRankState
+    state: LowRankState
     matrix: Tensor
     """(N, M): the gradient with its error, in memory of its own."""
     left: Tensor
@@ -41,31 +41,31 @@ class LowRankGradient:
     def apply(self) -> None:
         """Put the product into the gradient's place; all numbers are known to be finite."""
         # Error feedback, algorithm 2: e = (g + e) - P Q^T.
-        self.thin.error = self.matrix.addmm_(self.left, self.right.T, alpha=-1)
-        self.thin.basis = self.right
+        self.state.error = self.matrix.addmm_(self.left, self.right.T, alpha=-1)
+        self.state.basis = self.right
         self.gradient.copy_((self.left @ self.right.T).view(self.gradient.shape))
 
     def apply_where(self, finite: Tensor) -> None:
-        """Do so where all numbers are finite: (); otherwise show that they aren't."""
+        """Do so if all numbers are finite, a tensor (); otherwise the gradient becomes NaN."""
         product = self.left @ self.right.T  # (N, M)
-        self.thin.error = torch.where(finite, self.matrix.sub_(product), self.thin.error)
-        self.thin.basis = torch.where(finite, self.right, self.thin.basis)
+        self.state.error = torch.where(finite, self.matrix.sub_(product), self.state.error)
+        self.state.basis = torch.where(finite, self.right, self.state.basis)
         self.gradient.copy_(torch.where(finite, product, torch.nan).view(self.gradient.shape))
 
 
 @final
 @dataclass(kw_only=True)
 class Bucket:
-    """Gradients of one device on their way."""
+    """Gradients of one device that are averaged together."""
 
     workers: int
-    thinned: list[LowRankGradient] = field(default_factory=list)
+    low_rank: list[LowRankGradient] = field(default_factory=list)
     whole: list[Tensor] = field(default_factory=list)
     """Gradients that travel as they are."""
     sent: list[Tensor] = field(default_factory=list)
     """What of them does: with what was left out before. From stage 2 on, their averages."""
     sums: list["_Sum"] = field(default_factory=list)
-    """What is on the wire."""
+    """Averages that are being computed over the network."""
     finite: list[Tensor] = field(default_factory=list)
     """(): whether all numbers of a sum are."""
 
@@ -74,43 +74,43 @@ class Bucket:
         """Whether the stage under way is complete, so that waiting for it takes no time."""
         return all(one.has_arrived for one in self.sums)
 
-    def take(self, gradient: Tensor, thin: LowRankState) -> None:
+    def take(self, gradient: Tensor, state: LowRankState) -> None:
         """Project a gradient on its basis."""
         # Algorithm 1: P = M Q, where M is the gradient with its error; orthonormal columns for
         # stability.
-        matrix = as_matrix(gradient) + thin.error  # (N, M)
-        left = _product(matrix, _orthonormal(thin.basis))  # (N, R)
-        self.thinned.append(
+        matrix = as_matrix(gradient) + state.error  # (N, M)
+        left = _product(matrix, _orthonormal(state.basis))  # (N, R)
+        self.low_rank.append(
             LowRankGradient(
-                gradient=gradient, thin=thin, matrix=matrix, left=left, right=thin.basis
+                gradient=gradient, state=state, matrix=matrix, left=left, right=state.basis
             )
         )
 
-    def take_whole(self, gradient: Tensor, thin: LowRankState | None) -> None:
-        """Take one that travels as it is, with what is left of a time when it didn't."""
+    def take_whole(self, gradient: Tensor, state: LowRankState | None) -> None:
+        """Take a gradient that is sent uncompressed, with its error from before, if any."""
         self.whole.append(gradient)
-        sent = gradient if thin is None else gradient + thin.error.view(gradient.shape)
+        sent = gradient if state is None else gradient + state.error.view(gradient.shape)
         self.sent.append(sent.to(gradient.dtype))
 
     def project(self, group: dist.ProcessGroup | None) -> None:
-        """Let the messages of stage 1 leave. Collective."""
-        self._send([*self.sent, *(one.left for one in self.thinned)], group)
+        """Send the messages of stage 1. Collective."""
+        self._send([*self.sent, *(one.left for one in self.low_rank)], group)
 
     def project_back(
         self, group: dist.ProcessGroup | None, waiting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Wait for the messages of stage 1, and let those of stage 2 leave. Collective."""
-        came = self._received(waiting)
-        self.sent = came[: len(self.whole)]
+        """Wait for the messages of stage 1, and send those of stage 2. Collective."""
+        averages = self._received(waiting)
+        self.sent = averages[: len(self.whole)]
         # P is averaged: orthonormalise it, and project back, Q = M^T P.
-        for one, left in zip(self.thinned, came[len(self.whole) :], strict=True):
+        for one, left in zip(self.low_rank, averages[len(self.whole) :], strict=True):
             one.left = _orthonormal(left)  # (N, R)
             one.right = _product(one.matrix.T, one.left)  # (M, R)
-        self._send([one.right for one in self.thinned], group)
+        self._send([one.right for one in self.low_rank], group)
 
     def end(self, waiting: Callable[[], AbstractContextManager[None]]) -> Tensor:
         """Wait for the messages of stage 2; say whether all numbers are finite, ()."""
-        for one, right in zip(self.thinned, self._received(waiting), strict=True):
+        for one, right in zip(self.low_rank, self._received(waiting), strict=True):
             one.right = right
         return torch.stack(self.finite).all()
 
@@ -124,7 +124,7 @@ class Bucket:
             gradient.copy_(mean)
         # On a GPU `bool` would wait for the device: `apply_where` decides there.
         is_known = finite.is_cpu and bool(finite)
-        for one in self.thinned:
+        for one in self.low_rank:
             if is_known:
                 one.apply()
             else:
@@ -139,12 +139,12 @@ class Bucket:
 
     def _received(self, waiting: Callable[[], AbstractContextManager[None]]) -> list[Tensor]:
         """Wait for the averages of what was sent, in that order."""
-        came: dict[int, Tensor] = {}
+        averages: dict[int, Tensor] = {}
         for one in self.sums:
             with waiting():
-                came |= one.wait()
+                averages |= one.wait()
             self.finite.append(one.content.isfinite().all())
-        return [came[place] for place in range(len(came))]
+        return [averages[place] for place in range(len(averages))]
 
 
 @final
@@ -195,9 +195,9 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _product(matrix: Tensor, thin: Tensor) -> Tensor:
+def _product(matrix: Tensor, factor: Tensor) -> Tensor:
     """Multiply (N, M) by (M, R): transposed, which the CPU does several times as fast."""
-    return (thin.T.contiguous() @ matrix.T).T
+    return (factor.T.contiguous() @ matrix.T).T
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:

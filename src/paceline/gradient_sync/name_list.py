@@ -1,4 +1,4 @@
-"""Names in a message: the first few of many."""
+"""Shortens lists of names in messages to the first few."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Seconds that collectives take on a network, by the usual model of latency and bandwidth.
+"""Predicts seconds of collectives by the alpha-beta model (latency and bandwidth).
 
 Thakur, Rabenseifner, Gropp: "Optimization of Collective Communication Operations in MPICH" (2005),
 section 2.1: a message of S bytes takes a + S / B seconds. Imports no torch.
@@ -13,7 +13,7 @@ Library = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What one end of a network can do."""
+    """Latency and bandwidth of a network link."""
 
     bandwidth_bytes_per_s: float
     """Of payload, in each direction at the same time."""

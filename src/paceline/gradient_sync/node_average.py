@@ -16,7 +16,7 @@ from paceline.gradient_sync.ordered.reduction_tree import Node
 
 @dataclass(frozen=True, kw_only=True)
 class _Named:
-    """A bucket, and what is in it."""
+    """A bucket, and the names of its parameters."""
 
     names: list[str]
     bucket: Bucket
@@ -71,7 +71,7 @@ class NodeAverage:
 
     @torch.no_grad()
     def start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let one bucket go. Collective, but waits for nobody.
+        """Start to average one bucket. Collective, but doesn't block.
 
         Args:
             gradients: Of one of `buckets`, or some of it; they stay as they are until `finish`.
@@ -87,7 +87,7 @@ class NodeAverage:
         self._left.append(named)
 
     def poll(self) -> None:
-        """Go on with what has arrived. Collective, but waits for nobody."""
+        """Add up buckets that have arrived. Collective, but doesn't block."""
         with torch.no_grad():
             self._exchange.poll()
 

@@ -1,4 +1,4 @@
-"""What a user may say about how the workers' gradients are combined. Imports no torch."""
+"""Options of gradient synchronisation. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,11 +1,6 @@
-"""Gradients that travel as two thin matrices each, with what that leaves out added the next time.
+"""PowerSGD: averages gradients as two low-rank factors each, with error feedback.
 
-Vogels, Karimireddy and Jaggi, "PowerSGD", 2019 (arXiv 1905.13727), algorithms 1 and 2. PyTorch's
-own hook has the same mathematics. It waits within callbacks, of which Gloo runs two at a time, so
-that two buckets (two models, two types of parameters) wait for each other forever; it waits for a
-GPU that CPU tensors don't have; and its state belongs to buckets, which another start of a training
-may cut otherwise.
-
+Vogels, Karimireddy and Jaggi, "PowerSGD", 2019 (arXiv 1905.13727), algorithms 1 and 2.
 Letters: a gradient is seen as a matrix (N, M); R columns are kept of it.
 """
 
@@ -39,6 +34,11 @@ def _no_scale() -> float:
 class PowerSGD:
     """Averages a model's gradients over the workers, approximately; with one worker, exactly.
 
+    PyTorch's own hook has the same mathematics, but deadlocks or fails in cases that are needed
+    here: it waits within callbacks, of which Gloo runs two at a time, so that two buckets wait for
+    each other forever; it waits for a GPU that CPU tensors don't have; and its state belongs to
+    buckets, which may be others when a training is resumed.
+
     What it needs of the backend is all-reduce alone. A step is either `average_`, or `start` with
     each of `buckets` in turn and then `finish`; the bits are the same.
     """
@@ -57,7 +57,7 @@ class PowerSGD:
             tensor () on their device isn't waited for.
         waiting: Is around each wait for the other workers: the rest is this one's own computing.
         """
-        self.thin: dict[str, LowRankState] = {}
+        self.low_rank: dict[str, LowRankState] = {}
         """By the parameter's name; of those that have been approximated."""
         self.scale: float | Tensor = 1.0
         """What the errors are multiplied by: a loss scale of the past."""
@@ -122,7 +122,7 @@ class PowerSGD:
 
     @torch.no_grad()
     def start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Let one bucket go: stage 1. Collective, but waits for nobody.
+        """Start stage 1 of one bucket. Collective, but doesn't block.
 
         Args:
             gradients: Of one of `buckets`. They stay as they are until `finish`: their memory may
@@ -132,7 +132,7 @@ class PowerSGD:
         if not self._first and not self._second:
             self._rescale()
         self._kinds |= {gradient.device.type for gradient in gradients.values()}
-        with self._aside():
+        with self._side_stream():
             # Large matrices are projected; the rest joins whole, with any error of its time as a
             # matrix.
             bucket = Bucket(workers=self._workers)
@@ -140,7 +140,7 @@ class PowerSGD:
                 if self._columns(gradient) > 0:
                     bucket.take(gradient, self.begin(name, gradient))
                 else:
-                    bucket.take_whole(gradient, self.thin.get(name))
+                    bucket.take_whole(gradient, self.low_rank.get(name))
                     self._given_back.append(name)
             # Stage 1 leaves. A stream orders stage 2 behind it; on the CPU `poll` starts it.
             bucket.project(self._groups[0])
@@ -150,9 +150,9 @@ class PowerSGD:
 
     @torch.no_grad()
     def poll(self) -> None:
-        """Go on with what has arrived, after `open_stream`. Collective, but waits for nobody."""
+        """Start stage 2 of arrived buckets; after `open_stream`. Collective, but doesn't block."""
         while self._first and self._first[0].has_arrived:
-            with self._aside():
+            with self._side_stream():
                 self._advance()
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class PowerSGD:
             Nothing: no average has memory of its own.
         """
         waiting = self._waiting if self._stream is None else nullcontext
-        with self._aside():
+        with self._side_stream():
             # Stage 2 of whatever has not begun it, in the order in which buckets left.
             while self._first:
                 self._advance(waiting)
@@ -177,7 +177,7 @@ class PowerSGD:
                 for bucket in self._second:
                     bucket.apply(finite)
                 for name in self._given_back:
-                    self.thin.pop(name, None)
+                    self.low_rank.pop(name, None)
         # What the script computes next, on its own stream, comes after the averages.
         if self._stream is not None:
             with self._waiting():
@@ -209,17 +209,17 @@ class PowerSGD:
             name: Of the parameter, which settles the first basis.
             like: The parameter or its gradient.
         """
-        if name not in self.thin:
+        if name not in self.low_rank:
             matrix = as_matrix(like)
             rows, columns = matrix.shape
             # The first basis depends on the name alone: the same on all workers and in every start.
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             basis = torch.randn(columns, self._columns(like), generator=generator)
-            self.thin[name] = LowRankState(
+            self.low_rank[name] = LowRankState(
                 error=torch.zeros(rows, columns, dtype=matrix.dtype, device=matrix.device),
                 basis=basis.to(matrix),
             )
-        return self.thin[name]
+        return self.low_rank[name]
 
     def _advance(self, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         """Take the first bucket to stage 2. Collective, blocks until it has arrived."""
@@ -228,7 +228,7 @@ class PowerSGD:
         self._second.append(bucket)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _side_stream(self) -> Iterator[None]:
         """Compute without the script's autocast, in the stream of its own where there is one."""
         with ExitStack() as stack:
             for kind in self._kinds:
@@ -242,16 +242,16 @@ class PowerSGD:
     def _rescale(self) -> None:
         """Bring the errors to the scale that gradients have now: a power of two, mostly."""
         now = self._loss_scale()
-        if isinstance(now, Tensor):  # only the device knows whether it has changed
+        if isinstance(now, Tensor):
             now = now.clone()
-            if self.thin:
-                torch._foreach_mul_([thin.error for thin in self.thin.values()], now / self.scale)
-        elif now != self.scale and self.thin:
-            torch._foreach_mul_([thin.error for thin in self.thin.values()], now / self.scale)
+        # One on the device counts as changed: to compare it would wait for the device.
+        if self.low_rank and (isinstance(now, Tensor) or now != self.scale):
+            errors = [state.error for state in self.low_rank.values()]
+            torch._foreach_mul_(errors, now / self.scale)
         self.scale = now
 
     def _columns(self, tensor: Tensor) -> int:
-        """Say how many columns are kept of a gradient; 0 where it travels as it is."""
+        """Give the number of columns kept of a gradient; 0 if it is sent uncompressed."""
         if tensor.dim() < 2 or self._workers == 1 or not tensor.is_floating_point():
             return 0
         # Two factors (N, R) and (M, R) against the whole (N, M).

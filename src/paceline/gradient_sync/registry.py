@@ -1,4 +1,4 @@
-"""The ways of combining the workers' gradients, a row each: ours and those of other packages.
+"""Registry of the `--sync` methods, a row each: built-in ones and those of other packages.
 
 `--sync`, its help, the checks of options and what is made for a training follow from the rows.
 Imports no torch.
@@ -18,7 +18,7 @@ ENTRY_POINTS = "paceline.gradient_sync"
 @final
 @dataclass(frozen=True, kw_only=True)
 class SyncEntry:
-    """What is known of a way of combining gradients before it is imported."""
+    """Description of a `--sync` method, known without importing it."""
 
     implementation: str
     """What makes the `GradientSync` of a `TrainingContext`, as `module:name`: a class, or a

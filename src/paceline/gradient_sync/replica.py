@@ -28,7 +28,7 @@ Forward = Callable[..., object]
 
 
 class Averager(Protocol):
-    """Combines gradients in the place of DistributedDataParallel."""
+    """Interface of what averages gradients instead of DistributedDataParallel."""
 
     def average_(self, gradients: Mapping[str, Tensor]) -> None:
         """Replace gradients by what all workers' come to. Collective.
@@ -57,7 +57,7 @@ class Replica:
     """
 
     def __init__(self, module: nn.Module, group: Group, forward: Forward | None = None) -> None:
-        """Take a module over. Collective: all workers go on from rank 0's weights.
+        """Wrap a module. Collective: all workers get rank 0's weights.
 
         Args:
             module: On the group's device; its `forward` is replaced.
@@ -113,7 +113,7 @@ class Replica:
         self._parallel, self.used = None, False
 
     def defer_to(self, averager: Averager | None) -> None:
-        """Leave it to another than DistributedDataParallel to average gradients.
+        """Average gradients by an `Averager` instead of DistributedDataParallel.
 
         To be called alike on all workers, between two steps.
 
@@ -242,7 +242,7 @@ class Replica:
         return bool(self._group.gather_rows(torch.tensor([own], dtype=torch.uint8)).any())
 
     def _prepare_departures(self, averager: BucketAverager, *, once: bool) -> None:
-        """Let gradients leave during backward passes, if the last gave each one. Collective."""
+        """Prepare to send gradients in backward passes, if the last one gave all. Collective."""
         self._has_looked_at_a_pass = True
         if self._alone or self._group.has_few_operations:
             return
@@ -305,7 +305,7 @@ class Replica:
             self._departures.arrive(name, parameter.grad)
 
     def _find_unused(self) -> tuple[str, ...]:
-        """Look once, after the first backward pass that was about this module."""
+        """Find unused parameters once, after the module's first backward pass."""
         without = [n for n, p in self.parameters.items() if p.grad is None]
         self._has_reported_unused = len(without) < len(self.parameters)
         return tuple(without) if self._has_reported_unused else ()
@@ -390,6 +390,7 @@ class _Body(nn.Module):
         self.compute = compute
 
     def forward(self, *args: object, **kwargs: object) -> object:
+        """Run the real forward pass, or compute a surrogate loss that has known gradients."""
         if args and isinstance(args[0], _Surrogate):
             gradients = args[0].gradients
             named = dict(self.module.named_parameters())

@@ -1,4 +1,4 @@
-"""The same model on every worker: made so at the start, compared bit by bit afterwards.
+"""Makes parameters equal on all workers at the start, and compares them bit by bit later.
 
 An error names who has drifted.
 """
@@ -73,9 +73,9 @@ class ReplicaConsistency:
         rows = self._group.gather_rows(_row(parameters, rates))  # (world_size, K)
         if bool((rows == rows[0]).all()):
             return
-        strange = drifted(rows.tolist())
+        differing = drifted(rows.tolist())
         hosts = self._group.hosts()
-        raise JobError(_message(step, strange, hosts, rows, [*parameters, *rates]))
+        raise JobError(_message(step, differing, hosts, rows, [*parameters, *rates]))
 
 
 def drifted(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -119,18 +119,19 @@ def _rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
 
 
 def _message(
-    step: int, strange: Sequence[int], hosts: Sequence[str], rows: Tensor, names: Sequence[str]
+    step: int, differing: Sequence[int], hosts: Sequence[str], rows: Tensor, names: Sequence[str]
 ) -> str:
     """Say who has drifted, and in what: from the first worker that hasn't, or from rank 0."""
-    right = next((rank for rank in range(len(hosts)) if rank not in strange), 0)
-    who = list_names([f"rank {rank} on {hosts[rank]}" for rank in strange], _SHOWN)
+    # Compare with a worker that counts as right: one of the majority.
+    right = next((rank for rank in range(len(hosts)) if rank not in differing), 0)
+    who = list_names([f"rank {rank} on {hosts[rank]}" for rank in differing], _SHOWN)
     differ = (rows != rows[right]).any(0).tolist()
     listed = [name for name, differs in zip(names, differ, strict=True) if differs]
     shown = ", ".join(listed[:_SHOWN])
     rest = f" and {len(listed) - _SHOWN} more of {len(names)}" if len(listed) > _SHOWN else ""
-    verb = "has" if len(strange) == 1 else "have"
+    verb = "has" if len(differing) == 1 else "have"
     when = f"after step {step}" if step else "at the start"
-    from_whom = "from the others" if right not in strange else "from each other"
+    from_whom = "from the others" if right not in differing else "from each other"
     remedy = "leave that host out" if len(set(hosts)) > 1 else "try another machine"
     return (
         f"{when} {who} {verb} drifted {from_whom}: {shown}{rest} "

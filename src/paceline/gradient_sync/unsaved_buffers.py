@@ -25,7 +25,7 @@ class UnsavedBuffers:
         self._kept = {name: _Kept(*place) for name, place in _hidden(models).items()}
 
     def check(self) -> None:
-        """Look whether a value has changed since the last time. Local to the worker.
+        """Check whether a value has changed since the last check. Local to the worker.
 
         Costs a look at each of these buffers; only one that was written to is read, with a wait
         for the device.
@@ -45,7 +45,7 @@ class UnsavedBuffers:
 
 @final
 class _Kept:
-    """One buffer as it was at the last look."""
+    """A copy of one buffer from the last check."""
 
     def __init__(self, buffer: Tensor, module: nn.Module, key: str) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""A thread that does one thing after another, beside the training."""
+"""A background thread that runs tasks one after another."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ _END_S = 2.0
 
 @final
 class WorkerThread:
-    """Does errands in the order in which they are given, on one thread of its own."""
+    """Runs tasks in the order in which they are given, on a thread of its own."""
 
     def __init__(self, name: str) -> None:
         """Start the thread; `end` ends it.
@@ -20,40 +20,40 @@ class WorkerThread:
         Args:
             name: Of the thread.
         """
-        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None] | None] | None]
-        self._errands = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[Callable[[], None], Future[None] | None] | None]
+        self._tasks = queue.SimpleQueue()
         # A daemon: what it waits for may never come, and the process must be able to end.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def send(self, errand: Callable[[], None]) -> Future[None]:
-        """Have something done. Doesn't block; the result raises what the errand has raised.
+    def send(self, task: Callable[[], None]) -> Future[None]:
+        """Queue a task. Doesn't block; the result raises what the task has raised.
 
         Waiting for it needs no timeout: a collective has one of its own.
         """
         done: Future[None] = Future()
-        self._errands.put((errand, done))
+        self._tasks.put((task, done))
         return done
 
-    def post(self, errand: Callable[[], None]) -> None:
-        """Have something done that nobody waits for. Doesn't block; an error ends the thread."""
-        self._errands.put((errand, None))
+    def post(self, task: Callable[[], None]) -> None:
+        """Queue a task without a result. Doesn't block; an error ends the thread."""
+        self._tasks.put((task, None))
 
     def end(self) -> bool:
-        """End the thread once all is done, or leave it behind where that takes too long.
+        """End the thread after all queued tasks; gives up where that takes too long.
 
         Returns:
             Whether it has ended.
         """
-        self._errands.put(None)
+        self._tasks.put(None)
         self._thread.join(_END_S)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (given := self._errands.get()) is not None:
-            errand, done = given
+        while (given := self._tasks.get()) is not None:
+            task, done = given
             try:
-                errand()
+                task()
             except BaseException as error:
                 if done is None:
                     raise
@@ -61,4 +61,4 @@ class WorkerThread:
             else:
                 if done is not None:
                     done.set_result(None)
-            del given, errand, done  # no tensor is kept until the next errand
+            del given, task, done  # no tensor is kept until the next task

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Communication:
-    """By rank 0's clock and all workers' waits."""
+    """Shares of time and bytes a step that communication takes, for the console."""
 
     exposed: float
     """Share of the time in which the slowest worker waits for communication."""
@@ -55,7 +55,7 @@ _DROPPED_NEXT: Sequence[Sequence[str]] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Advance:
-    """Where a training stands within an epoch."""
+    """Progress within an epoch, as the console shows it."""
 
     epoch: int
     """Counted from 1."""
@@ -324,7 +324,7 @@ class BarConsole(Console):
         self.say(line)
 
     def close(self) -> None:
-        """Take the bar away; what it said of an epoch that was stopped stays."""
+        """Remove the progress bar; its last line stays if the epoch was stopped."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], visible=False)
             if self._open:

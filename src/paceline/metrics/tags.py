@@ -1,4 +1,4 @@
-"""Under which tags figures are shown by TensorBoard and by trackers: the same in all of them."""
+"""Names of metrics in TensorBoard and trackers."""
 
 from paceline.results.metrics_table import COLUMNS, STEPS
 

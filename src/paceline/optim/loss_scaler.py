@@ -67,7 +67,7 @@ def _entry_of(optimizer: Optimizer) -> OptimizerEntry | None:
 
 
 def _has_plain_step(optimizer: Optimizer) -> bool:
-    """Tell whether nobody looks at the weights between a step and its being undone."""
+    """Tell whether nothing reads the weights between a step and its being undone."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -83,8 +83,8 @@ def _has_plain_step(optimizer: Optimizer) -> bool:
 
 @final
 @dataclass(kw_only=True)
-class _Held:
-    """What a step of an optimizer changes, of the parameters that have a gradient."""
+class _StepState:
+    """Copies of the weights and state that an optimizer step changes, to undo it."""
 
     layout: list[tuple[int, int]] = field(default_factory=list)
     """Each parameter, and how much is remembered of it."""
@@ -94,8 +94,8 @@ class _Held:
     """On the host: each parameter's steps."""
 
     @classmethod
-    def by(cls, optimizer: Optimizer) -> "_Held":
-        """Look at an optimizer as it is now."""
+    def by(cls, optimizer: Optimizer) -> "_StepState":
+        """Collect an optimizer's current weights and state."""
         held, states = cls(), optimizer.state
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -125,7 +125,7 @@ class _Held:
 
 @final
 class _UndoableSteps:
-    """An optimizer's steps: taken at once, and undone on the device where gradients overflowed.
+    """Takes an optimizer's steps at once, and undoes on the device those with overflows.
 
     What the optimizer counts on the host is ahead by the steps that were undone since `settle`.
     """
@@ -133,21 +133,21 @@ class _UndoableSteps:
     def __init__(self, optimizer: Optimizer, entry: OptimizerEntry) -> None:
         """Args:
         optimizer: Its counts are settled before its state is read or replaced.
-        entry: What is known of it.
+        entry: Its row in the table of optimizers.
         """
         self._optimizer, self._entry = optimizer, entry
         self._layout: list[tuple[int, int]] | None = None
-        """What there was after a step that was taken for sure; None: nothing can be undone."""
+        """State layout after a step that was surely taken; None: steps can't be undone yet."""
         self._has_memory = True
         self._counts: list[Tensor] = []
-        """Those of the last step."""
+        """The optimizer's step counts on the host, of the last step."""
         self._undone: Tensor | None = None
         """On the device: how many steps were undone."""
-        self._told: Tensor | None = None
+        self._undone_on_host: Tensor | None = None
         """In pinned memory: the same, once `_arrival` is past."""
         self._arrival: torch.Event | None = None
         self._settled = 0
-        """So many were taken from the counts."""
+        """How many undone steps have been subtracted from the counts."""
         optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle())
 
@@ -163,22 +163,22 @@ class _UndoableSteps:
         """
         if any(_depends_on_count(group, self._entry) for group in self._optimizer.param_groups):
             self.settle()  # of the step before, which is long over
-        before = _Held.by(self._optimizer)
+        before = _StepState.by(self._optimizer)
         # What a first step makes can't be taken away on the device.
         if before.layout != self._layout or not self._has_memory:
             return self._take_if_fine(overflows)
         try:
             spare = {kind: _like(tensors) for kind, tensors in before.tensors.items()}
-            rests = {kind: _rests(tensors) for kind, tensors in before.tensors.items()}
+            scratch = {kind: _scratch(tensors) for kind, tensors in before.tensors.items()}
         except torch.OutOfMemoryError:
             self._has_memory = False
             return self._take_if_fine(overflows)
         # Copy what the step changes, take it, copy it back; but where it counts, nothing is copied.
         is_fine = 1 - overflows
         for kind, tensors in before.tensors.items():
-            _copy_unless(is_fine, tensors, spare[kind], rests[kind])
+            _copy_unless(is_fine, tensors, spare[kind], scratch[kind])
         result: object = self._optimizer.step()
-        after = _Held.by(self._optimizer)  # some optimizers put others in the place of tensors
+        after = _StepState.by(self._optimizer)  # some optimizers put others in the place of tensors
         for kind, tensors in after.tensors.items():
             _copy_unless(is_fine, spare[kind], tensors, spare[kind])
         self._counts = after.counts
@@ -188,12 +188,12 @@ class _UndoableSteps:
 
     def settle(self) -> None:
         """Take steps that were undone from the optimizer's counts. Waits for the last step."""
-        if self._arrival is None or self._told is None:
+        if self._arrival is None or self._undone_on_host is None:
             return
         if not self._arrival.query():
             self._arrival.synchronize()
         self._arrival = None
-        undone = int(self._told) - self._settled
+        undone = int(self._undone_on_host) - self._settled
         self._settled += undone
         if undone:
             for count in self._counts:
@@ -203,25 +203,26 @@ class _UndoableSteps:
                     group[_COUNT] -= undone
 
     def _take_if_fine(self, overflows: Tensor) -> object:
-        """Take a step as PyTorch's scaler does: once the device has told."""
+        """Take a step as PyTorch's scaler does: the host waits for the device's answer."""
         self.settle()
         if overflows.item():
             return None
         result: object = self._optimizer.step()
-        held = _Held.by(self._optimizer)
-        self._layout = held.layout if held.can_be_copied(overflows.device) else None
+        # From now on steps can be undone, if its tensors can be copied and there is memory for it.
+        state = _StepState.by(self._optimizer)
+        self._layout = state.layout if state.can_be_copied(overflows.device) else None
         # The step needs room as well, of up to the same size.
-        size = sum(tensor.nbytes for tensors in held.tensors.values() for tensor in tensors)
+        size = sum(tensor.nbytes for tensors in state.tensors.values() for tensor in tensors)
         self._has_memory = not 0 < free_bytes(overflows.device) < 2 * size
         return result
 
     def _count(self, overflows: Tensor) -> None:
-        """Have the host told how many steps were undone, when it will ask."""
-        if self._undone is None or self._told is None:
+        """Count undone steps, and copy their number to the host asynchronously."""
+        if self._undone is None or self._undone_on_host is None:
             self._undone = torch.zeros_like(overflows)
-            self._told = torch.zeros((), dtype=overflows.dtype, pin_memory=True)
+            self._undone_on_host = torch.zeros((), dtype=overflows.dtype, pin_memory=True)
         self._undone += overflows
-        self._told.copy_(self._undone, non_blocking=True)
+        self._undone_on_host.copy_(self._undone, non_blocking=True)
         self._arrival = torch.Event(overflows.device)
         self._arrival.record()
 
@@ -236,14 +237,14 @@ def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in tensors]
 
 
-def _rests(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Give tensors of the same shapes that all lie in one place: what is written is of no use."""
+def _scratch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Give tensors of the same shapes that share memory: what is written there is never read."""
     place = tensors[0].new_empty(max(tensor.numel() for tensor in tensors))
     return [place.as_strided(tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 def _copy_unless(
-    flag: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], rests: Sequence[Tensor]
+    flag: Tensor, sources: Sequence[Tensor], targets: Sequence[Tensor], scratch: Sequence[Tensor]
 ) -> None:
     """Copy tensors bit by bit if a flag on their device is 0: else the kernels end at once.
 
@@ -254,10 +255,10 @@ def _copy_unless(
         flag: () float32.
         sources: Of one type of floating point.
         targets: Of the same shapes and strides.
-        rests: Likewise: weights that such a step updates. They may be the sources.
+        scratch: Likewise: weights that such a step updates. They may be the sources.
     """
     torch._fused_sgd_(
-        list(rests),
+        list(scratch),
         list(sources),
         list(targets),
         weight_decay=0.0,

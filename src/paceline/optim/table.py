@@ -1,4 +1,4 @@
-"""The table of optimizers: where each one lives, which options it has and what they default to.
+"""The table of optimizers: their classes, options and defaults.
 
 Imports no torch: the command line checks options against this table before anything starts.
 """

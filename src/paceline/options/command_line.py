@@ -101,7 +101,7 @@ def parse_options(
 @final
 @dataclass(frozen=True)
 class GivenOptions:
-    """Options that were given, and where."""
+    """Options that were given, and where each was: command line, file or variable."""
 
     values: dict[str, OptionValue]
     """By name; not the defaults."""
@@ -187,6 +187,7 @@ def _read_file(
     config, idle = without_settled(read_config(named.tokens[-1].value), options, settled)
     for line in idle:
         note(f"{line} has no effect on {' '.join(app.name)}, which settles it")
+    # What the command line or the environment has given counts before the file.
     found = check_config(config, options)
     for name, (where, parts) in found.items():
         if by_name[name].tokens:
@@ -233,6 +234,7 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
     listed = list(options)
     names = {name for known in accepted_names(listed).values() for name in known}
     names |= {alias for option in listed for alias in option.aliases}
+    # Names of variables that are read, each with the option's own name.
     known = {f"{_ENVIRONMENT_PREFIX}{name.upper()}": name for name in names}
     lines = []
     for variable in sorted(given):
@@ -378,12 +380,14 @@ def _unexpected(
     switches = {flag(name) for option in bools for name in names[option.name]}
     place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
     before = tokens[place - 1] if place else ""
+    # A switch with a value: `--balance true`.
     if before.replace("--no-", "--", 1) in switches:
         name = before.replace("--no-", "--", 1)
         return (
             f"{before} takes no value, and {words[0]!r} comes after it: {name} switches on, "
             f"{name.replace('--', '--no-', 1)} switches off"
         )
+    # Numbers with spaces between them: `--workers 1 2 4`.
     if before.isdigit() and all(word.isdigit() for word in words) and place > 1:
         option, value = tokens[place - 2], ",".join((before, *words))
         return f"unexpected {words[0]!r}: put commas between several numbers, {option} {value}"
@@ -516,7 +520,7 @@ def read_command(
 
 
 def note(line: str) -> None:
-    """Say on standard error what the user should know beside a command's result."""
+    """Print a note for the user on standard error, apart from a command's result."""
     print(fitting(printable(line), sys.stderr), file=sys.stderr, flush=True)
 
 

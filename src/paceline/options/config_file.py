@@ -131,6 +131,7 @@ def without_settled(
     own = {option.name: option.annotation for option in options}
 
     def is_idle(name: str, value: object) -> bool:
+        """Say whether the command settles the name itself, and has no use for the value."""
         return name in settled and not (name in own and fits(_as_tuple(value), own[name]))
 
     idle = {n for n, value in config.values.items() if is_idle(n.replace("-", "_"), value)}

@@ -1,4 +1,4 @@
-"""Times as people write them (`90s`, `45m`, `2h`, `1h30m`) and as they read them."""
+"""Parses and formats durations such as `90s`, `45m`, `2h` or `1h30m`."""
 
 import re
 from functools import cache

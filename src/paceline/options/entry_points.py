@@ -1,4 +1,4 @@
-"""Choices of an option that other installed packages add to ours, by entry points."""
+"""Choices of an option that other installed packages add by entry points."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache

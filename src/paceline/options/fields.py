@@ -210,6 +210,7 @@ def _what_is_wrong(value: object, *, is_own: bool) -> str | None:
         return None
     if isinstance(value, float) and not isfinite(value):
         return f"is {value}: give a finite number"
+    # Recipes' arguments may be as large as numbers of their kind can be.
     most = LARGEST_NUMBER if isinstance(value, float) else LARGEST_COUNT
     if not is_own:
         most = float_info.max if isinstance(value, float) else 2**63 - 1
@@ -310,6 +311,7 @@ def read_dataclass(kind: type[Shape], content: object, *, strict: bool = False) 
 
 def _read_value(hint: object, content: object, name: str, strict: bool) -> object:
     origin, parts = get_origin(hint), get_args(hint)
+    # Types that consist of others: each of their values is read by its own type.
     if origin in (Union, UnionType):
         return _read_first(parts, content, name, strict)
     if origin is tuple and isinstance(content, list):
@@ -321,6 +323,7 @@ def _read_value(hint: object, content: object, name: str, strict: bool) -> objec
         return {str(k): _read_value(parts[1], value, name, strict) for k, value in items}
     if is_dataclass(hint):
         return read_dataclass(cast(type[object], hint), content, strict=strict)
+    # Plain values.
     if not fits(content, hint):
         raise ValueError(f"{name} is {describe_json(content)}; it should be {describe_type(hint)}")
     return content
@@ -352,7 +355,7 @@ def _fits_plain(value: object, annotation: object) -> bool:
 
 
 def describe_type(annotation: object) -> str:
-    """Say what an option takes: the values of a closed set, else the type as it is written."""
+    """Describe an option's type: the values of a closed set, or its name."""
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)

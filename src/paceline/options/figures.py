@@ -1,4 +1,4 @@
-"""Figures as people read them, in few characters, wherever they are shown. Imports no torch."""
+"""Formats numbers for people: times, rates, sizes, losses. Imports no torch."""
 
 import math
 import re
@@ -12,7 +12,7 @@ _EXPONENT = re.compile(r"e([+-])0*")
 
 
 def dashed(write: Callable[[float], str]) -> Callable[[float | None], str]:
-    """Have a dash written for what isn't known: None or NaN."""
+    """Decorate a formatter: None and NaN become a dash."""
 
     @wraps(write)
     def shown(value: float | None) -> str:

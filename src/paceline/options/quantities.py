@@ -1,4 +1,4 @@
-"""Speeds of networks and short times as people write them: `25gbit`, `1.2GB/s`, `50us`."""
+"""Parses bandwidths and short times such as `25gbit`, `1.2GB/s` or `50us`."""
 
 import re
 from math import isfinite

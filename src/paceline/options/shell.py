@@ -1,4 +1,4 @@
-"""Commands that a user may paste into a shell."""
+"""Quotes commands for a shell."""
 
 import shlex
 from pathlib import Path

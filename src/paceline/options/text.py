@@ -1,4 +1,4 @@
-"""Text for a terminal: that of others made fit for it, and tables and paragraphs of our own."""
+"""Text for terminals: escapes foreign text, lays out tables and paragraphs."""
 
 import re
 import shutil
@@ -126,7 +126,7 @@ def fitting(text: str, stream: TextIO | None, *, prose: bool = True) -> str:
 
 
 def above_progress(text: str, stream: TextIO | None = None) -> str:
-    """Have a text take the place of the line that a terminal is in: progress, `^C` of Ctrl-C.
+    """Make a text overwrite the terminal's current line: progress, `^C` of Ctrl-C.
 
     Args:
         text: As for `fitting`.

@@ -93,6 +93,7 @@ def take_over(
     Raises:
         DataError: The weights are those of another model.
     """
+    # All names and shapes must agree, except in layers that may have shapes of their own.
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     differing = [name for name in wanted if found.get(name) != wanted[name]]
@@ -105,6 +106,7 @@ def take_over(
             f"{found.get(name, 'of nothing')} there and {wanted.get(name, 'of nothing')} in the "
             f"model ({len(wrong)} such). Give --model as it was when they were trained"
         )
+    # Such a layer keeps all its tensors, those that fit (a bias, say) as well.
     kept = {_layer(name) for name in differing}
     fitting = {n: tensor for n, tensor in weights.items() if _layer(n) not in kept}
     model.load_state_dict({**model.state_dict(), **fitting})

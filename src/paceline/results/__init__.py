@@ -1,1 +1,1 @@
-"""What a training leaves behind: the run directory, its files, profile.json. Imports no torch."""
+"""The run directory and its files (metrics, profile, study). Imports no torch."""

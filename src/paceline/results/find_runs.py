@@ -73,6 +73,7 @@ def choose_run(given: str) -> RunDirectory:
     run, usual = RunDirectory.named(given), USUAL_FOLDER.absolute()
     if not _is_missing(run.path):
         return run
+    # Not a directory: a name, as it is listed below runs/.
     names = {found: _names(found, usual) for found in find_runs(usual).runs}
     same = [found for found in names if given in names[found]]
     if len(same) > 1:
@@ -80,6 +81,7 @@ def choose_run(given: str) -> RunDirectory:
         raise UsageError(f"{len(same)} runs are called {given!r}: {paths}. Name the directory")
     if same:
         return same[0]
+    # Nothing is called so: suggest names that are nearly the same.
     known = {name for called in names.values() for name in called}
     close = closest_names(given.removeprefix(f"{USUAL_FOLDER}/").rstrip("/"), known)
     meant = f" Did you mean {in_words([repr(name) for name in close], 'or')}?" if close else ""

@@ -1,4 +1,4 @@
-"""Reads what is appended to a table, again and again while a training writes it."""
+"""Reads new rows of a CSV table while a training appends to it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parts of a JSON object that anybody may have written, as far as they are what they should be."""
+"""Reads fields of untrusted JSON objects, with a check of their types."""
 
 import json
 import math

@@ -91,7 +91,7 @@ COLUMNS = tuple(f.name for f in fields(EpochRow) if f.name != "extra")
 
 @dataclass(frozen=True, kw_only=True)
 class TableFormat:
-    """What tells one table from the other."""
+    """Columns and key of one of the tables."""
 
     key: str
     """The column that has another number in each row, in ascending order."""
@@ -110,7 +110,7 @@ Cells = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What became of the rows of what a training has behind it."""
+    """Outcome of opening a table on resuming: earlier rows that were rebuilt, and missing ones."""
 
     rebuilt: int
     """Rows that were missing or damaged, and came back from a snapshot."""
@@ -201,8 +201,8 @@ def start_table(
     return Begun(rebuilt=len(rebuilt), missing=max(0, completed - len(rows)))
 
 
-def _holds(found: Cells | None, row: Cells) -> bool:
-    return found is not None and all(found.get(name, "") == cell for name, cell in row.items())
+def _holds(cells: Cells | None, row: Cells) -> bool:
+    return cells is not None and all(cells.get(name, "") == cell for name, cell in row.items())
 
 
 def cells_of(row: EpochRow | StepRow) -> Cells:

@@ -45,7 +45,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """How a whole training of a size ended."""
+    """Result of a whole training on one number of workers."""
 
     run_dir: str
     epochs: int | None
@@ -70,7 +70,7 @@ class Repeat:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeResult:
-    """What one number of workers with one method came to; None where it wasn't measured.
+    """Result of one number of workers with one method; None where it wasn't measured.
 
     It has a field for each key of an entry of `sizes`, which are these many.
     """
@@ -110,7 +110,7 @@ class SizeResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedSize:
-    """What is expected of one number of workers."""
+    """Predicted result of one number of workers."""
 
     workers: int
     nodes: int | None
@@ -124,7 +124,7 @@ class PredictedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What is expected of sizes by a model that was fitted to the measured ones."""
+    """Predictions by a model that was fitted to the measured sizes."""
 
     text: tuple[str, ...]
     link: JsonObject
@@ -175,7 +175,7 @@ class Study:
         return _prediction(self.prediction or {})
 
     def to_json(self) -> dict[str, object]:
-        """Give it as what JSON can carry."""
+        """Convert it to JSON types."""
         return {"format": FORMAT, "kind": "scale", **asdict(self)}
 
     @classmethod
@@ -205,7 +205,7 @@ class Study:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a training of a study came to; without a profile where it failed."""
+    """Result of one training of a study; without a profile if it failed."""
 
     run_dir: str
     """Relative to the study's directory."""
@@ -228,7 +228,7 @@ class Measured:
     method_options: Mapping[str, object] | None = None
     """Of the way of combining gradients, as the training settled them."""
     sync_chosen: str | None = None
-    """What `auto` came to."""
+    """The method that `auto` chose."""
 
     def write(self, path: Path) -> None:
         """Keep it as a file."""

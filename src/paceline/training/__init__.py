@@ -1,1 +1,1 @@
-"""The session of a worker, and the training loop written on top of it."""
+"""Trains a model on one worker: the session that scripts use, its engine, and recipes' loop."""

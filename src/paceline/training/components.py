@@ -1,6 +1,6 @@
-"""What a training consists of: what a step changes and a snapshot holds.
+"""Models, optimizers, schedulers and other state of a training: what snapshots hold.
 
-A model is brought to its device first: laid out, normalised and compiled as the options ask for.
+Models are prepared here: moved to the device, given a memory format and SyncBatchNorm, compiled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ from paceline.training.weight_average import WeightAverage
 @final
 @dataclass(kw_only=True)
 class Components:
-    """What is registered of a training, each kind in the order in which it was registered."""
+    """The registered models, optimizers and other state, each kind in order of registration."""
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Components:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def keep(self, name: str, kept: Stateful, *, per_worker: bool) -> None:
-        """Have a state of the script's own in the snapshots: the training's, or each worker's.
+        """Register state of the script's own for snapshots: the training's, or each worker's.
 
         Raises:
             UsageError: The name is taken.
@@ -121,11 +121,11 @@ class Components:
         known = {id(p) for model in self.models.values() for p in model.parameters()}
         for optimizer in self.optimizers:
             held = [p for group in optimizer.param_groups for p in group["params"]]
-            strange = [tuple(p.shape) for p in held if id(p) not in known]
-            if strange:
+            unregistered = [tuple(p.shape) for p in held if id(p) not in known]
+            if unregistered:
                 raise UsageError(
                     f"the {type(optimizer).__name__} updates parameters of no model of this "
-                    f"session (one has the shape {strange[0]}): take their model in by "
+                    f"session (one has the shape {unregistered[0]}): take their model in by "
                     "s.model(...); where it is a parameter by itself, "
                     "s.model(nn.ParameterList([parameter]), name='...')"
                 )
@@ -229,7 +229,7 @@ def place_model(
 
 
 def _refuse_uninitialised(module: nn.Module) -> None:
-    """Refuse lazy layers whose shapes nobody knows yet: the workers' weights can't be alike."""
+    """Refuse lazy layers without shapes: their weights can't be made equal on all workers."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UsageError(
@@ -259,7 +259,7 @@ def forward_of(
     exact: bool,
     switch: "CompileSwitch | None" = None,
 ) -> Forward | None:
-    """Give how a model computes with these options: compiled, under autocast. None: as it is.
+    """Wrap a model's forward pass by the options: compiled, under autocast. None: unchanged.
 
     Args:
         module: On its device.
@@ -309,7 +309,7 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
 
 @cache
 def _note_compiling() -> None:
-    """Have whoever watches this worker know when it compiles, which may take minutes."""
+    """Report compilation to the watchdog as the current operation: it may take minutes."""
     from torch._dynamo.callback import CallbackArgs, on_compile_end, on_compile_start
 
     before: list[str] = []
@@ -327,7 +327,7 @@ def _note_compiling() -> None:
 
 @final
 class CompileSwitch:
-    """Says which of a training's forward passes are compiled: none, or those with gradients.
+    """Switches compiled forward passes on or off; those without gradients are never compiled.
 
     Where compiling fails, a pass is computed as it is, and all later ones are.
     """

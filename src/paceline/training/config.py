@@ -1,4 +1,4 @@
-"""All options of a training, each component's in its own dataclass; and what a worker is handed."""
+"""All options of a training, by component, and the request that workers are started with."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -123,7 +123,7 @@ class TrainConfig:
         )
 
     def hang_limits(self) -> HangLimits | None:
-        """Say after how long the workers hang; None where nobody is to look."""
+        """Give the limits after which workers count as hanging; None if they aren't watched."""
         usual_s = COMPILING_LEAST_S if self.compute.compile else LEAST_S
         given_s = self.launch.hang_after_s
         least_s = usual_s if given_s is None else given_s
@@ -206,7 +206,7 @@ Kind = Literal["recipe", "script"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """One training; the same for all workers."""
+    """What a worker process is started with: recipe or script, options, run directory."""
 
     recipe: str
     """The recipe's name as the user gave it."""

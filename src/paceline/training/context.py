@@ -1,4 +1,4 @@
-"""What a training is made of on a worker: shared by engine, gradient synchronisation and hooks."""
+"""State of a training that engine, gradient synchronisation and hooks share on a worker."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ CountedBy = Literal["batches", "turns", "updates"]
 @final
 @dataclass(kw_only=True)
 class OpenStep:
-    """What is known of the step under way."""
+    """State of the current step."""
 
     batch: Batch | None = None
     """What the script has been given to train on, while that step isn't over."""
@@ -53,7 +53,7 @@ class OpenStep:
 
 @final
 class StepCounter:
-    """Says when a step is over.
+    """Decides when an optimizer step is complete.
 
     In a loop over `s.steps` that is when the next one is asked for. After `s.begin` it is when
     every optimizer has been updated; what is due then (a snapshot, the end on a signal) waits for
@@ -88,7 +88,7 @@ class StepCounter:
 @final
 @dataclass(kw_only=True)
 class OpenEpoch:
-    """What is known of the epoch under way."""
+    """State of the current epoch."""
 
     is_open: bool = False
     """Whether the body of `epochs` is running."""
@@ -109,7 +109,7 @@ class OpenEpoch:
 @final
 @dataclass(kw_only=True)
 class ScriptLoop:
-    """What this worker knows of the script's own loop; other workers may know otherwise."""
+    """State of the script's own loop on this worker; it may differ between workers."""
 
     has_left: bool = False
     """Whether it has left its loop over epochs or steps before the end, by `break` say."""
@@ -140,7 +140,7 @@ class TrainingContext:
     progress: TrainingProgress
     """Position, and the length of an epoch."""
     hooks: StepHooks
-    """What is done around the steps."""
+    """The step hooks."""
     profiler: Profiler
     """Measures where a step's time goes."""
     gpu: GpuMonitor | None

@@ -44,7 +44,7 @@ class CaptureError(Exception):
 
 @final
 class GraphSwitch:
-    """Says whether a training's passes are graphs, and what became of it."""
+    """Switches CUDA graphs on or off for a training, and records why a model isn't captured."""
 
     def __init__(self, option: str, why_not: str | None) -> None:
         """Args:
@@ -129,10 +129,10 @@ def graphed(
 @final
 @dataclass(kw_only=True)
 class _Pass:
-    """A forward pass that begins: what a graph must have been captured with."""
+    """Inputs and settings of a forward pass: a graph fits that was captured with equal ones."""
 
     leaves: list[object]
-    """Of its arguments."""
+    """Flattened arguments."""
     spec: TreeSpec
     key: object
 
@@ -253,16 +253,16 @@ class _Graph:
     inputs: list[Tensor]
     outputs: list[Tensor | None]
     spec: TreeSpec
-    """How the outputs are put together."""
+    """Structure of the outputs."""
     output_gradients: list[Tensor | None]
-    """By output; None where it has none."""
+    """Gradient of each output; None where it has none."""
     parameters: list[nn.Parameter]
     """Those that the outputs depend on."""
     gradients: list[Tensor | None]
-    """By parameter; None where there isn't one after all."""
+    """Gradient of each parameter; None where it gets none."""
     last_use: ReferenceType[_Use] | None = None
     held: list[tuple[nn.Parameter, int]] = field(init=False)
-    """Where a gradient's memory is the graph's."""
+    """Parameters and addresses of gradients that lie in the graph's memory."""
 
     def __post_init__(self) -> None:
         pairs = zip(self.parameters, self.gradients, strict=True)
@@ -301,6 +301,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graph: _Graph, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Replay the forward graph; its inputs are in their place already."""
         graph.forward.replay()
         ctx.graph, ctx.use = graph, _Use()
         graph.last_use = ref(ctx.use)
@@ -313,6 +314,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Replay the backward graph; gives the parameters' gradients, none for the graph."""
         graph: _Graph = ctx.graph
         use: _Use = ctx.use
         if graph.last_use is None or graph.last_use() is not use:
@@ -321,6 +323,7 @@ class _Replay(torch.autograd.Function):
                 "again: with --cuda-graphs its memory has been overwritten. Give --cuda-graphs off"
             )
         graph.keep_gradients()
+        # The graph reads the outputs' gradients from memory of its own.
         pairs = zip(graph.outputs, graph.output_gradients, strict=True)
         owns = [own for output, own in pairs if output is not None]
         for own, gradient in zip(owns, gradients, strict=True):
@@ -377,9 +380,9 @@ def _capture(module: nn.Module, compute: Forward, current: _Pass) -> _Graph:
 
 def _flat_outputs(outputs: object) -> tuple[list[Tensor | None], TreeSpec]:
     leaves, spec = tree_flatten(outputs)
-    strange = [leaf for leaf in leaves if not isinstance(leaf, Tensor | None)]
-    if strange:
-        raise CaptureError(f"the model's output has a {type(strange[0]).__name__} in it")
+    unsupported = [leaf for leaf in leaves if not isinstance(leaf, Tensor | None)]
+    if unsupported:
+        raise CaptureError(f"the model's output has a {type(unsupported[0]).__name__} in it")
     if any(leaf is not None and not leaf.is_cuda for leaf in leaves):
         raise CaptureError("the model's output has a tensor on the CPU in it")
     return leaves, spec

@@ -1,4 +1,4 @@
-"""What runs a training underneath the session: steps, exchanges, epochs, evaluation, snapshots."""
+"""The engine under the session: steps, status exchanges, epochs, evaluation, snapshots."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -77,7 +77,7 @@ _WITHOUT_LOADER = (
 @final
 @dataclass(kw_only=True)
 class Engine:
-    """A worker's machinery. Every method but the properties is collective unless it says not."""
+    """Runs a worker's training. All methods are collective unless they say otherwise."""
 
     context: TrainingContext
     sync: GradientSync
@@ -97,7 +97,7 @@ class Engine:
     """The context's."""
     epoch: OpenEpoch = field(default_factory=OpenEpoch)
     counting: StepCounter = field(default_factory=StepCounter)
-    """By what steps are counted."""
+    """Decides when a step is complete."""
 
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""
@@ -495,7 +495,7 @@ class Engine:
             self.epoch.logged |= took
 
     def _read_ahead(self, loader: Loader) -> None:
-        """Have the next epoch, if there is one, be read while this one is evaluated and saved."""
+        """Start reading the next epoch, if there is one, while this one is evaluated and saved."""
         progress = self.context.progress
         following = progress.state.epoch + 1
         if progress.stopping is None and following < progress.loop.epochs:

@@ -1,4 +1,4 @@
-"""One tensor of all workers' rows, for a loss that compares the samples of a batch with each other.
+"""Differentiable all-gather of rows, for losses that compare samples of the global batch.
 
 Every worker computes the same loss, over all samples.
 """
@@ -61,7 +61,7 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
 
 @final
 class _Gathered(Function):
-    """All workers' rows; backward gives a worker the gradient of its own.
+    """All-gather of rows; its backward pass gives each worker the gradient of its own rows.
 
     All of them compute the same loss, so that nothing has to be exchanged for it. This worker's
     gradients will count by its part b of the B samples: they are multiplied by B / b here.
@@ -70,13 +70,13 @@ class _Gathered(Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Group, factor: float) -> Tensor:  # torch's own type
         kind = f"{own.dtype} {tuple(own.shape[1:])}"
-        found = group.gather_rows(torch.tensor([len(own), zlib.crc32(kind.encode())]))
-        if not (found[:, 1] == found[0, 1]).all():
+        headers = group.gather_rows(torch.tensor([len(own), zlib.crc32(kind.encode())]))
+        if not (headers[:, 1] == headers[0, 1]).all():
             raise JobError(
                 f"{_CALL}: the workers' rows have unlike shapes or types, {kind} on rank "
                 f"{group.rank}: pad the rows of all workers to one length"
             )
-        sizes = found[:, 0].tolist()
+        sizes = headers[:, 0].tolist()
         start = sum(sizes[: group.rank])
         ctx.factor, ctx.start, ctx.stop = factor, start, start + len(own)
         padded = own.new_zeros(max(sizes), *own.shape[1:])

@@ -1,4 +1,4 @@
-"""What a recipe returns: what of a training is the user's own."""
+"""`Job`, what a recipe returns: model, data and loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

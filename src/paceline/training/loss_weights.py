@@ -1,4 +1,4 @@
-"""Losses that are means over something else than samples: tokens, pixels, what collates keep."""
+"""Weights of losses that are means over other units than samples, such as tokens or pixels."""
 
 from collections import deque
 from typing import final
@@ -29,19 +29,20 @@ def describe_weighted_mean(loss: Tensor) -> str | None:
     Args:
         loss: Before its backward pass.
     """
-    waiting, found = deque([loss.grad_fn]), list[str | None]()
+    waiting, descriptions = deque([loss.grad_fn]), list[str | None]()
     for _ in range(_NODES):
         node = waiting.popleft() if waiting else None
         if node is None:
             continue
         if node.name().startswith("NllLoss"):
-            found.append(_describe_nll(node))
+            descriptions.append(_describe_nll(node))
         waiting.extend(before for before, _ in node.next_functions)
-    return found.pop() if len(found) == 1 else None  # of several they may be added up rightly
+    # Several losses may be added up rightly.
+    return descriptions.pop() if len(descriptions) == 1 else None
 
 
 def _describe_nll(node: Node) -> str | None:
-    """Look at torch's negative log likelihood, which cross entropy ends with."""
+    """Read unit and weight from torch's negative log likelihood node (end of cross entropy)."""
     # What a node has saved are attributes that torch makes for each kind of node.
     reduction, weight, total, targets = (
         getattr(node, f"_saved_{name}", None)
@@ -120,11 +121,11 @@ class LossWeights:
 
     def _look(self, loss: Tensor) -> None:
         """Say once, of the first loss, that it is no mean over samples, where that can be seen."""
-        if not self._has_looked and (found := describe_weighted_mean(loss)):
+        if not self._has_looked and (advice := describe_weighted_mean(loss)):
             self._context.optimizer_step.report(
-                f"the loss is a mean over {found.partition(':')[0]}, which each worker or shard "
+                f"the loss is a mean over {advice.partition(':')[0]}, which each worker or shard "
                 "may have another amount of: the training depends on their number, unless "
-                f"s.step(loss, ...) or s.backward(loss, ...) has{found.partition(':')[2]}"
+                f"s.step(loss, ...) or s.backward(loss, ...) has{advice.partition(':')[2]}"
             )
         self.is_plain = self._has_looked = True
 

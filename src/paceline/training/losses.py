@@ -1,4 +1,4 @@
-"""The losses that a job may name."""
+"""Loss functions that a `Job` can choose by name."""
 
 from functools import partial
 from typing import final
@@ -61,7 +61,7 @@ def build_loss(
 
 @final
 class CheckedLoss:
-    """A loss that says what is wrong where outputs and targets don't go together.
+    """A loss function with clear errors if outputs and targets don't fit together.
 
     Shapes and classes are looked at the first time alone, so that a step costs no more. That is
     before the loss is computed: on a GPU its kernel would end the process without a number.
@@ -116,7 +116,7 @@ class CheckedLoss:
             )
 
     def _check_classes(self, outputs: Tensor, targets: Tensor) -> None:
-        """Wait for the device once, and look at the classes of the first batch."""
+        """Check the first batch's classes; waits for the device, hence only once."""
         are_classes = outputs.ndim == 2 and targets.ndim == 1 and targets.dtype is torch.int64
         if self._ignored is None or not are_classes or not targets.numel():
             return

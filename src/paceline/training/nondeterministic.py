@@ -1,4 +1,4 @@
-"""Layers whose backward pass on CUDA can't give the same bits every time, found before training."""
+"""Finds layers whose backward pass on CUDA is nondeterministic, before training starts."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""What a step does after the forward pass on this worker alone: backward, clip, update.
+"""The part of a step that is local to a worker: backward pass, gradient clipping, update.
 
 A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: see `ScriptOptimizer`.
 """
@@ -38,7 +38,7 @@ _UNUSED_GRADIENTS = (
 @final
 @dataclass(kw_only=True)
 class OptimizerStep(StepHook):
-    """Turns losses into gradients, and these into new weights; a hook where losses are scaled."""
+    """Runs backward pass, clipping and update; a step hook if losses are scaled (fp16)."""
 
     scaler: LossScaler | None
     clip_norm: float | None
@@ -64,7 +64,7 @@ class OptimizerStep(StepHook):
     _own_steps: "list[ScriptOptimizer]" = field(default_factory=list)
     """Of the optimizers, whose calls by the script lead here."""
     _zero_grads: list[Callable[..., None]] = field(default_factory=list)
-    """What drops the optimizers' gradients."""
+    """The optimizers' own `zero_grad` methods."""
     _has_stepped: bool = False
     """Whether an optimizer has stepped since the loss scale was adapted."""
     _unscaled: list[Optimizer] = field(default_factory=list)
@@ -129,11 +129,13 @@ class OptimizerStep(StepHook):
             optimizers: Those to update with.
             zero_grads: Drop all gradients; otherwise the script does.
         """
+        # Clip true gradients, hence unscaled ones.
         if self.clip_norm is not None:
             self.unscale(optimizers)
             for optimizer in optimizers:
                 clip_gradients(_parameters(optimizer), self.clip_norm)
         self.is_updating = True
+        # Update; the scaler leaves out optimizers whose gradients aren't finite.
         if self.scaler is None:
             for optimizer in optimizers:
                 optimizer.step()
@@ -185,7 +187,7 @@ class OptimizerStep(StepHook):
         self.collect_zero_grads()
 
     def collect_zero_grads(self) -> None:
-        """Look anew what drops the optimizers' gradients: a script may have put its own there."""
+        """Find the optimizers' `zero_grad` methods again: a script may have replaced them."""
         self._zero_grads = [own_step.zero_grad() for own_step in self._own_steps]
 
     def zero_grad(self) -> None:
@@ -234,7 +236,7 @@ class OptimizerStep(StepHook):
 
 @final
 class ScriptOptimizer:
-    """Leads an optimizer's calls by the script to the session; the optimizer stays what it is."""
+    """Redirects a script's calls of an optimizer's `step` and `zero_grad` to the session."""
 
     def __init__(
         self,
@@ -257,7 +259,7 @@ class ScriptOptimizer:
         self._names["zero_grad"] = self._zero_grad
 
     def release(self) -> None:
-        """Let the optimizer's calls be its own again."""
+        """Restore the optimizer's own methods."""
         self._optimizer_step = None
 
     def zero_grad(self) -> Callable[..., None]:

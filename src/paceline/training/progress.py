@@ -1,4 +1,4 @@
-"""How far a training is, its clock, and what both ask for next: snapshots, the end, the best epoch.
+"""Progress of a training: step, epoch and clock; decides when to save, stop and keep the best.
 
 The same on every worker.
 """
@@ -31,7 +31,7 @@ _LONG_STEP_S = 1.0
 @final
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """Position and clock of a training. Changes only by what all workers know alike.
+    """Position and clock of a training. Changes only by values that are equal on all workers.
 
     One object, since when to evaluate, save and stop is decided by position and clock together.
     """
@@ -151,7 +151,7 @@ class TrainingProgress:
         return self.state.step_in_epoch != self.steps_per_epoch
 
     def save_after_step(self, *, best: bool) -> None:
-        """Have a snapshot taken once the open step is over: what is counted is behind it now.
+        """Take a snapshot once the open step is over.
 
         Args:
             best: Whether it is the best by validation.
@@ -185,10 +185,12 @@ class TrainingProgress:
         self._unsaved_s += agreed.lap_s
         if agreed.signalled:
             self.stopping = "signal"
+        # The clock decides here whether the training ends by its time budget.
         steps = state.step - self._last_agreement
         if self.loop.time_budget is not None:
             self._fit_schedule()
             self._check_clock(self._until_next_s(agreed.lap_s, steps))
+        # When to exchange next: about half a second on, or at the next row that is due.
         self._last_agreement = state.step
         self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
         if every := self.log_every_steps:

@@ -167,7 +167,7 @@ def _is_path(argument: OptionField) -> bool:
 
 
 def _words(annotation: object) -> tuple[object, ...]:
-    """List what a union such as `Literal["none"] | Path` takes beside paths."""
+    """List the literals of a union such as `Literal["none"] | Path`."""
     closed = (part for part in get_args(annotation) if get_origin(part) is Literal)
     return tuple(word for part in closed for word in get_args(part))
 
@@ -217,6 +217,7 @@ def load_recipe(reference: str) -> Recipe:
             "or your own as file.py:function"
         )
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    # A plain function counts as a recipe without settings of its own.
     found = vars(module).get(name)
     if isinstance(found, Recipe):
         return found
@@ -239,12 +240,14 @@ def _import_file(path: Path) -> ModuleType:
     path = path.expanduser().absolute()
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
+    # Under its own name where that is free; a file that is imported already isn't run again.
     name = path.stem
     known = sys.modules.get(name)
     if known is not None and known.__file__ == str(path):
         return known
     if known is not None or name in sys.stdlib_module_names:
         name = f"paceline_user_{name}"
+    # Its neighbours can be imported, as when it is run as a script.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
@@ -252,6 +255,7 @@ def _import_file(path: Path) -> ModuleType:
         raise UsageError(f"{path} can't be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    # A module whose import failed must not be found half-built by the next import.
     try:
         spec.loader.exec_module(module)
     except PacelineError:

@@ -1,4 +1,4 @@
-"""A recipe's job put on a session: what the training loop works with."""
+"""Sets up a session from a recipe's job: model, loaders, optimizer and schedule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from paceline.training.session import Session
 @final
 @dataclass(kw_only=True)
 class RecipeTraining:
-    """A job on a worker."""
+    """A recipe's job on a worker, as the training loop uses it."""
 
     session: Session
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Random numbers that follow from (seed, step, worker), so that none need be stored."""
+"""Random generators seeded anew from (seed, step, worker), so that no state is saved."""
 
 import random
 from typing import final
@@ -24,7 +24,7 @@ def seed_everything(seed: int) -> None:
 
 
 def has_drawn_unseeded() -> bool:
-    """Tell whether torch has drawn random numbers in this process from a seed that nobody gave.
+    """Tell whether torch has drawn random numbers in this process without a given seed.
 
     Without one torch takes 64 random bits, of which the upper half is never zero in practice, and
     seeds that are given have no more than 32 as a rule.

@@ -50,7 +50,7 @@ Value = TypeVar("Value", int, bool, str, float)
 
 @final
 class Session:
-    """Everything that one worker trains with. A script's loop and Paceline's own are written on it.
+    """The handle that training loops are written with: a script's, and Paceline's own.
 
     Methods that say "collective" are called by every worker, in the same order, and block.
     """
@@ -89,7 +89,7 @@ class Session:
     # Its end
 
     def ends_by(self, end: Callable[[BaseException | None], None]) -> None:
-        """Have `close` and the end of a `with` block call this, with the error that ended it."""
+        """Register what `close` and the end of a `with` block call, with the error if any."""
         self._end = end
 
     def __enter__(self) -> Self:
@@ -180,7 +180,7 @@ class Session:
         self.engine.set_ema(self._settle("ema", decay))
 
     def scheduler(self, scheduler: Scheduler) -> Scheduler:
-        """Have a learning-rate scheduler's state in the snapshots; the script steps it itself."""
+        """Keep a learning-rate scheduler's state in snapshots; the script steps it itself."""
         self._before_begin("s.scheduler")
         self._context.components.schedulers.append(scheduler)
         return scheduler
@@ -201,7 +201,7 @@ class Session:
         per_worker: bool = False,
         **values: Any,  # numbers, text, tensors, lists ...
     ) -> Stateful:
-        """Have a state of the script's own in the snapshots: an object's, or plain values.
+        """Keep state of the script's own in snapshots: an object's, or plain values.
 
         `kept = s.keep(best=0.0)` gives an object with an attribute `best`, which is read and set in
         the loop, and is what the snapshot has once the training has begun.

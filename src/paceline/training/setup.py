@@ -1,4 +1,4 @@
-"""Builds what a worker trains with, in order."""
+"""Builds a worker's session: context, gradient synchronisation, hooks and engine, in order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -99,8 +99,7 @@ def open_session(
 
 
 def _watched(config: TrainConfig, run: RunDirectory, group: Group) -> AbstractContextManager[None]:
-    """Have the worker watched from outside where it is one of several and no launcher of ours is
-    there to do it."""
+    """Start a watchdog process, for one of several workers that no launcher of ours watches."""
     limits, place = config.hang_limits(), group.placement
     if limits is None or place.source == "alone" or group.world_size == 1:
         return nullcontext()
@@ -130,7 +129,7 @@ def _build(
     if context.gpu is not None:
         opened.callback(context.gpu.close)
     hooks = context.hooks
-    # What combines the workers' gradients, and what is done around the steps.
+    # Step hooks, in the order of their calls, and the gradient synchronisation among them.
     for hook in ADDED_HOOKS.get():
         hooks.add(hook)
     context.profiler.wire_bytes = lambda: sum(model.wire_bytes for model in context.replicas)
@@ -160,7 +159,7 @@ def _context(
     console: Console,
     own_options: Sequence[str],
 ) -> TrainingContext:
-    """Make what a step works with."""
+    """Make the state and components that engine, hooks and gradient synchronisation share."""
     division = Division.of(config.data.shards, group.world_size)
     components, hooks = Components(), StepHooks()
     step_profiler = StepProfiler(note, group.device, group.world_size, components.named_parameters)
@@ -209,7 +208,7 @@ def _context(
 
 
 def make_sync(context: TrainingContext) -> GradientSync:
-    """Make the way of combining gradients that the options ask for. Collective.
+    """Make the `GradientSync` that the options choose. Collective.
 
     Raises:
         UsageError: The backend can't carry it.
@@ -223,20 +222,23 @@ def make_sync(context: TrainingContext) -> GradientSync:
 
 
 def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> Iterator[StepHook]:
-    """Make what this training has of hooks, in the order in which they are called."""
-    config, group, say = context.config, context.group, context.console
+    """Make the step hooks of this training, in the order in which they are called."""
+    config, group, console = context.config, context.group, context.console
     components = context.components
     agree = None if context.shared else group.broadcast_text
-    warn = say.warn if group.rank == 0 else _nothing
+    warn = console.warn if group.rank == 0 else _nothing
+    # Checks that every training has.
     yield LoopChecks(context, warn)
     yield StreamChecks(warn)
+    # The loss scale, and what the gradient synchronisation does after a step.
     if context.scaler is not None:
         yield context.optimizer_step
     if overrides(sync, GradientSync, "after_step"):
         yield TimedSync(context.profiler, sync)
+    # Checks that options ask for, or promises of bits and equal weights need.
     if config.data.shards is not None:
         allowed = config.compute.allow_different_hardware
-        numerics = NumericsRecord(group.device, say.warn, allow_different=allowed)
+        numerics = NumericsRecord(group.device, console.warn, allow_different=allowed)
         yield ReproducibilityChecks(numerics, agree)
     every = check_every(config)
     drift = ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
@@ -244,9 +246,10 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
         yield ReplicaChecks(drift)
     elif has_alike_weights(config):
         yield RareReplicaChecks(drift, warn)
+    # What measures steps and then changes how they are computed or shared.
     if config.data.balance and group.world_size > 1:
         most = config.data.max_batch_per_worker
-        yield LoadBalancer(context.progress, group, most, say.say)
+        yield LoadBalancer(context.progress, group, most, console.say)
     if context.compile_switch is not None:
         yield CompileChoice(context, sync, context.compile_switch)
     if context.graph_switch is not None:

@@ -1,4 +1,4 @@
-"""What workers tell each other about twice a second, in one small exchange.
+"""The status exchange: one small all-gather about twice a second, for joint decisions.
 
 Everything that depends on a clock, on a signal or on figures from the device is decided here, from
 the same numbers on every worker, so that all of them stop, save and show the same. Ctrl-C and
@@ -119,7 +119,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What all workers know after an exchange; the same on each."""
+    """Result of a status exchange: the same on every worker."""
 
     signalled: bool
     bad: tuple[int, int] | None

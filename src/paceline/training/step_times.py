@@ -1,4 +1,4 @@
-"""Times of steps, by which `--sync auto`, `--compile auto` and `--cuda-graphs auto` choose."""
+"""Step times, by which `--sync auto`, `--compile auto` and `--cuda-graphs auto` choose."""
 
 from statistics import median
 from time import perf_counter
@@ -42,7 +42,7 @@ class StepTimes:
 
     @property
     def is_due(self) -> bool:
-        """Whether to look at them: after 4, 8, 16 and so on, so that it is done seldom."""
+        """Whether the times are to be compared: seldom, after 4, 8, 16 … steps."""
         steps = len(self._times_s)
         return steps >= 4 and not steps & (steps - 1)
 

@@ -49,7 +49,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the model compute with the average in the block. Local to the worker."""
+        """Within the block the model has the averaged weights. Local to the worker."""
         own = {name: self._live[name].detach().clone() for name in self._average}
         self._put(self._average)
         try:

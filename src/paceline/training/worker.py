@@ -1,4 +1,4 @@
-"""A worker from its first line to its last: what the launcher runs in every process."""
+"""The main function of a worker process: set-up, training, final snapshot and summary."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -58,6 +58,7 @@ def run_training(payload: str) -> str:
     Returns:
         JSON with `stopped_because`.
     """
+    # Which worker this is, on which device, and whether the options go together.
     request = TrainRequest.from_json(payload)
     config = TrainConfig.from_settings(request.settings)
     placement = current_placement(config.dist)
@@ -66,6 +67,7 @@ def run_training(payload: str) -> str:
     check_reproducible(config, placement.world_size)
     check_method(config)
     set_up_torch(config, device)
+    # Join the process group, which compares the facts that must be equal on all workers.
     facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
     timeout_s = config.dist.timeout_s
@@ -73,6 +75,7 @@ def run_training(payload: str) -> str:
         stop_on_signals(under_launcher=placement.has_launcher) as flag,
         joined(placement, device, backend, timeout_s, config.dist, facts) as group,
     ):
+        # Threads and seeds come first: the recipe may compute and draw random numbers already.
         bind_near_gpu(group, config.launch.numa_affinity)
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
@@ -83,6 +86,7 @@ def run_training(payload: str) -> str:
                 f"the recipe {request.recipe} gave a {type(job).__name__}; "
                 "its function must return a paceline.Job"
             )
+        # Train on a session; it closes what it has opened, also after an error.
         opened = open_session(
             config,
             run,
@@ -143,6 +147,7 @@ def announce(engine: Engine, request: TrainRequest) -> None:
     description = describe_run(engine, request)
     run, attempt = context.run, context.group.placement.attempt
     start = describe_start(engine, attempt, resumed=run.run_json.exists())
+    # Rank 0 writes and shows; the description above is collective.
     if context.group.rank == 0:
         with storing(run.run_json):
             write_run(run, description, start)
@@ -175,11 +180,13 @@ def finish(
         StorageError: The final weights, or the summary, can't be written; on every worker.
     """
     context = engine.context
+    # Everything that is still under way: hooks, the last snapshot, the profile.
     for end_training in context.hooks.end_training:
         end_training(context.progress.state.step)
     save_last(engine)
     context.profiler.record(context.progress, must=True)
     summary = summarize(engine, request.recipe)
+    # Evaluate the final model, unless a signal asks for a quick end; its time is reported.
     budget, begun_s = (
         context.progress.describe_budget(context.progress.lap()),
         perf_counter(),
@@ -212,11 +219,13 @@ def save_last(engine: Engine) -> None:
     """
     context = engine.context
     progress, flag = context.progress, engine.stop_flag
+    # After a signal the process may be killed soon: no second try.
     was_stopped = progress.stopping == "signal" and progress.state.ended is None
     limit_s = 0.0 if was_stopped else min(LAST_SNAPSHOT_S, context.config.dist.timeout_s / 2)
     engine.note.operation = "snapshot"
     reason = engine.snapshots.save_last(limit_s, lambda: flag.name is not None)
     is_gone = context.group.rank == 0 and not context.run.run_json.exists()
+    # All workers hear of all failures, so that all raise the same error.
     own = json.dumps([gethostname(), reason, is_gone])
     reports = [json.loads(text) for text in context.group.gather_texts(own)]
     if any(gone for _, _, gone in reports):

@@ -106,7 +106,7 @@ def test_pieces_of_a_shard_are_added_up_by_autograd(workers: int) -> None:
         for _ in range(2):
             wanted = expected_sums(model, 4, both)
             ordered.begin_step(dict(model.named_parameters()))
-            for shard in ordered.mine:
+            for shard in ordered.own_shards:
                 for piece in range(2):
                     loss = loss_of(model, shard, piece)
                     ordered.open_shard(shard, last=piece == 1)
@@ -126,7 +126,7 @@ def test_a_parameter_that_only_an_early_piece_uses_counts(workers: int) -> None:
         ordered = OrderedSum(group, 2)
         for _ in range(2):
             ordered.begin_step(dict(model.named_parameters()))
-            for shard in ordered.mine:
+            for shard in ordered.own_shards:
                 loss = model.spare(torch.ones(1, 3)).sum()
                 ordered.open_shard(shard, last=False)
                 loss.backward()
@@ -256,7 +256,7 @@ def test_zeros_keep_their_sign_and_no_special_value_is_lost(shards: int, workers
         ordered = OrderedSum(group, shards)
         for _ in range(2):
             ordered.begin_step({"weight": weight})
-            for shard in ordered.mine:
+            for shard in ordered.own_shards:
                 ordered.open_shard(shard)
                 weight.backward(torch.tensor(SPECIAL[shard]))
                 ordered.close_shard()
@@ -340,8 +340,8 @@ def test_a_step_that_was_left_early_leaves_nothing_behind(workers: int) -> None:
         run_step(ordered, model)
         held = ordered.held_bytes
         ordered.begin_step(dict(model.named_parameters()))
-        loss = loss_of(model, ordered.mine[0], 9)
-        ordered.open_shard(ordered.mine[0])
+        loss = loss_of(model, ordered.own_shards[0], 9)
+        ordered.open_shard(ordered.own_shards[0])
         loss.backward()
         ordered.close_shard()
         run_step(ordered, model)

@@ -1,4 +1,4 @@
-"""Copies a run directory to a place elsewhere: what goes there, in which order, and what goes away.
+"""Mirrors a run directory to remote storage: what is copied, in which order, what is deleted.
 
 The place mirrors the run directory. A snapshot's files come first, then the run's small files, its
 manifest last: whoever finds a manifest finds a snapshot that is whole, and tables at least as new.
@@ -54,7 +54,7 @@ class RunCopier:
     def __init__(
         self, run: RunDirectory, store: RemoteStore, record: CopyRecord, keep_last: int
     ) -> None:
-        """Look at nothing yet.
+        """Only store; nothing is read yet.
 
         Args:
             run: The run directory.
@@ -74,7 +74,7 @@ class RunCopier:
         self._sent: dict[str, str] = {}
         """SHA-256 of the files that were sent and verified."""
         self._sent_bytes: dict[str, int] = {}
-        """Of the small ones among them."""
+        """Sizes of the small files among them."""
         self._seen: set[int] = set()
         self._copied_to = -1
         self._unfit: set[bytes] = set()
@@ -96,8 +96,8 @@ class RunCopier:
         if self._store.create(OWNER, content):
             return
         # 2. It is this run's already, or its former owner's whose training is resumed here.
-        found = self._owner()
-        token = found.get("token")
+        owner = self._owner()
+        token = owner.get("token")
         if token == self.record.token:
             return
         if token is not None and token == self.record.takes_over:
@@ -107,7 +107,7 @@ class RunCopier:
         url = self.record.url
         raise TakenError(
             f"{url} holds the copies of another training, or another machine has gone on with "
-            f"this one (its owner: {found.get('run')!r} on {found.get('host')!r}). Go on with "
+            f"this one (its owner: {owner.get('run')!r} on {owner.get('host')!r}). Go on with "
             f"what is there, in a new --run-dir: {command_line('resume', url)}; or copy to another "
             "place: --copy-to"
         )
@@ -165,13 +165,13 @@ class RunCopier:
         names = self._store.names()
         self._has_summary = SUMMARY in names
         for name in names:
-            found = _SNAPSHOT.fullmatch(name)
-            if found is None:
+            match = _SNAPSHOT.fullmatch(name)
+            if match is None:
                 continue
-            if found[2] == "manifest.json":
-                there[int(found[1])] = self._store.read_small(name, MANIFEST_MAX_BYTES) or b""
+            if match[2] == "manifest.json":
+                there[int(match[1])] = self._store.read_small(name, MANIFEST_MAX_BYTES) or b""
             else:
-                parts.append((int(found[1]), name))
+                parts.append((int(match[1]), name))
         best = self._store.read_small(BEST, MANIFEST_MAX_BYTES)
         self._best_there = step_of_best(best)
         # What never became whole goes, but for parts of what is still here and copied further.
@@ -186,7 +186,7 @@ class RunCopier:
 
     def _local(self) -> dict[int, bytes]:
         """Give the manifests of the snapshots that are whole here."""
-        found = {}
+        copied = {}
         with suppress(FileNotFoundError):
             for path in self._run.snapshots.iterdir():
                 named = _NAME.fullmatch(path.name)
@@ -195,8 +195,8 @@ class RunCopier:
                 with suppress(OSError, ValueError, SnapshotError):
                     content = read_plain(path / "manifest.json", MANIFEST_MAX_BYTES)
                     if read_manifest(content, path.name).step == int(named[1]):
-                        found[int(named[1])] = content
-        return found
+                        copied[int(named[1])] = content
+        return copied
 
     def _best_here(self) -> int:
         with suppress(OSError, ValueError):
@@ -311,13 +311,13 @@ class RunCopier:
             del there[step]
 
     def _check_owner(self) -> None:
-        found = self._owner()
-        if found and found.get("token") != self.record.token:
+        owner = self._owner()
+        if owner and owner.get("token") != self.record.token:
             raise TakenError(
-                f"{found.get('host')!r} has gone on with this training from its copies: nothing "
+                f"{owner.get('host')!r} has gone on with this training from its copies: nothing "
                 "more is copied from here"
             )
-        if not found:
+        if not owner:
             self.claim()
 
     def _owner(self) -> Mapping[str, object]:
@@ -335,10 +335,10 @@ def read_owner(store: RemoteStore) -> Mapping[str, object]:
     if content is None:
         return {}
     try:
-        found = parse_json(content)
+        owner = parse_json(content)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"host": "unknown", "run": "unknown"}
+        owner = None
+    return owner if isinstance(owner, dict) else {"host": "unknown", "run": "unknown"}
 
 
 def read_manifest(content: bytes, name: str) -> Manifest:
@@ -354,9 +354,9 @@ def read_manifest(content: bytes, name: str) -> Manifest:
 def step_of_best(content: bytes | None) -> int:
     """Read `best.json`: the step of the snapshot that it names; -1 where it names none."""
     try:
-        found = parse_json(content or b"")
+        record = parse_json(content or b"")
     except ValueError:
         return -1
-    name = found.get("snapshot") if isinstance(found, dict) else None
+    name = record.get("snapshot") if isinstance(record, dict) else None
     named = _NAME.fullmatch(name) if isinstance(name, str) else None
     return int(named[1]) if named else -1

@@ -31,12 +31,12 @@ _NICER = 10
 _POLL_S = 0.5
 _FILES_S = 30.0
 _AGAIN_MOST_S, _AGAIN_AT_END_S = 60.0, 2.0
-_SAY_AGAIN_S = 600.0
+_REPORT_AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopySpec:
-    """What the process is to do."""
+    """Arguments of the copying process."""
 
     run_dir: str
     record: CopyRecord
@@ -46,7 +46,7 @@ class CopySpec:
     stalled_s: float = STALLED_S
     stalls: int = 0
     """How often the store has hung in a row; the process replaced itself then."""
-    said_s: float = float("-inf")
+    reported_s: float = float("-inf")
     """When a failure was last told, by `time.monotonic`."""
 
     def to_json(self) -> str:
@@ -75,7 +75,7 @@ def send(kind: Message, text: str = "") -> None:
 
 @final
 class Orders:
-    """What the training's process says, received by a thread. Its end is this process's."""
+    """Receives the training process's commands on a thread; ends this process with that one."""
 
     def __init__(self) -> None:
         self.given: str | None = None
@@ -103,9 +103,9 @@ class CopyProcess:
         self._spec = spec
         self._run = RunDirectory.named(spec.run_dir)
         self._orders = Orders()
-        self._went_on_s = time.monotonic()
+        self._active_s = time.monotonic()
         self._is_busy = False
-        self._said_s = spec.said_s
+        self._reported_s = spec.reported_s
         self._copier: RunCopier | None = None
         self._record = spec.record
         threading.Thread(target=self._watch, daemon=True).start()
@@ -113,6 +113,7 @@ class CopyProcess:
     def main(self) -> int:
         """Open the store, copy, and say how it ended. Returns the exit code."""
         failures, files_s = self._spec.stalls, float("-inf")
+        # A process that replaces one that hung waits as long as that one would have.
         if failures:
             self._orders.wait(_again_s(failures))
         while True:
@@ -122,13 +123,14 @@ class CopyProcess:
             files_due = order == FINISH or time.monotonic() - files_s >= _FILES_S
             try:
                 self._is_busy = True
-                self._went_on()
+                self._note_activity()
                 self._copy_once(files=files_due, is_last=order == FINISH)
             except (TakenError, UnfitError) as error:
                 return self._give_up(error, failures)
             except Exception as error:  # noqa: BLE001  # a store's library may raise anything
                 if self._copier is None and self._spec.is_new:
                     return self._give_up(error, failures)
+                # Anything else may pass: try again, later each time.
                 failures += 1
                 self._note_failure(error, failures)
                 if self._copier is None:
@@ -170,7 +172,7 @@ class CopyProcess:
 
     def _opened(self) -> RemoteStore:
         try:
-            return open_store(self._record.url, self._went_on)
+            return open_store(self._record.url, self._note_activity)
         except UsageError as error:
             raise UnfitError(str(error)) from error
 
@@ -202,8 +204,8 @@ class CopyProcess:
         reason = reason_of(error)
         self._keep(replace(known, failures=known.failures + 1, last_failure=reason, complete=False))
         now_s = time.monotonic()
-        if failures in (0, 1) or now_s - self._said_s >= _SAY_AGAIN_S:
-            self._said_s = now_s
+        if failures in (0, 1) or now_s - self._reported_s >= _REPORT_AGAIN_S:
+            self._reported_s = now_s
             then = "the training goes on"
             if failures:
                 then += f", copying is tried again (after {_again_s(failures):.0f} s, then rarer)"
@@ -212,15 +214,15 @@ class CopyProcess:
     def _say(self, text: str) -> None:
         say(f"paceline: copying to {self._record.url} {text}")
 
-    def _went_on(self) -> None:
-        self._went_on_s = time.monotonic()
+    def _note_activity(self) -> None:
+        self._active_s = time.monotonic()
 
     def _watch(self) -> None:
         """Replace this process by a new one where the store hangs: a thread can't be ended."""
         limit_s = self._spec.stalled_s
         while True:
             time.sleep(min(1.0, limit_s / 4))
-            idle_s = time.monotonic() - self._went_on_s
+            idle_s = time.monotonic() - self._active_s
             # At the end of the training its own process has a limit.
             if not self._is_busy or idle_s < limit_s or self._orders.given is not None:
                 continue
@@ -228,12 +230,12 @@ class CopyProcess:
             known = self._copier.record if self._copier is not None else self._record
             reason = f"the store hasn't answered for {idle_s:.0f} s"
             record = replace(known, failures=known.failures + 1, last_failure=reason)
-            if stalls == 1 or time.monotonic() - self._said_s >= _SAY_AGAIN_S:
-                self._said_s = time.monotonic()
+            if stalls == 1 or time.monotonic() - self._reported_s >= _REPORT_AGAIN_S:
+                self._reported_s = time.monotonic()
                 self._say(f"failed: {reason}; the training goes on, copying is tried again")
             record.write(self._run)
             again = replace(
-                self._spec, record=record, is_new=False, stalls=stalls, said_s=self._said_s
+                self._spec, record=record, is_new=False, stalls=stalls, reported_s=self._reported_s
             )
             os.execv(sys.executable, [*command(), again.to_json()])
 

@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CopyRecord:
-    """What is known here of a run's copies."""
+    """State of a run's remote copies, as `copy.json` holds it."""
 
     url: str
     """Of this run's copies: its own place below what `--copy-to` says."""

@@ -1,4 +1,4 @@
-"""Places elsewhere that keep files: written whole and verified, listed, read, deleted.
+"""Remote storage backends: files are written whole and verified, listed, read, deleted.
 
 S3 goes by boto3, which `paceline aws` uses as well: s3fs pins botocore to an older version than
 boto3 needs, so that the two can't be installed together at their newest. Directories are written
@@ -213,7 +213,7 @@ class FsspecStore(RemoteStore):
         self.verify_by_reading(name, entry)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Look, then write: few drivers can do both at once.
+        """Check, then write: few drivers can do both atomically.
 
         Of two that write at the same moment the later one stays; the other finds that out before
         it copies a snapshot.
@@ -352,6 +352,7 @@ def open_store(url: str, progress: Progress = lambda: None) -> RemoteStore:
         UsageError: What it needs isn't installed, or there are no credentials.
     """
     scheme = url.partition("://")[0]
+    # Two schemes have stores of our own, all others are fsspec's.
     if scheme == "file":
         return DirectoryStore(url, progress)
     if scheme == "s3":

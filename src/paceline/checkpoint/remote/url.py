@@ -1,4 +1,4 @@
-"""URLs of places elsewhere, without secrets; and messages about them without secrets."""
+"""Checks URLs of remote storage, and removes secrets from URLs and messages."""
 
 import re
 
@@ -44,6 +44,7 @@ def check_url(text: str, option: str) -> str:
             "gs://bucket/prefix or file:///mnt/disk"
         )
     scheme, rest = found[1], found[2].rstrip("/")
+    # What may be a secret: a password before the host, a query after the path.
     user, at, _ = rest.partition("/")[0].rpartition("@")
     if at and ":" in user:
         raise UsageError(
@@ -55,6 +56,7 @@ def check_url(text: str, option: str) -> str:
             f"{option} is {shown!r} and something after it: what stands behind ? or # may be a "
             "secret and isn't taken. Leave it out"
         )
+    # The place: a host or bucket, or an absolute path.
     parts = rest.split("/")
     is_absolute = parts[0] == "" if scheme == "file" else parts[0] != ""
     if not is_absolute or ".." in parts or not rest.isprintable() or any(map(str.isspace, rest)):
@@ -84,8 +86,8 @@ def without_secrets(text: str) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Say in one short line, without secrets, what a store's library raised."""
-    told = str(error)
+    text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
-        told = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
-    said = " ".join(without_secrets(told).split())[:_MOST_CHARACTERS]
-    return clause(said or error)
+        text = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
+    line = " ".join(without_secrets(text).split())[:_MOST_CHARACTERS]
+    return clause(line or error)

@@ -1,1 +1,1 @@
-"""Batches read by processes of their own, and brought to the device beside what it computes."""
+"""Loads batches in separate processes, and copies them to the device while it computes."""

@@ -1,4 +1,4 @@
-"""Processes that run a user's data set: seeding, errors, signals, results in order."""
+"""What runs in loader processes: a user's data set with seeding, errors and signals handled."""
 
 import multiprocessing
 import os
@@ -109,6 +109,15 @@ def seeded(domain: Domain, *parts: int) -> Iterator[None]:
         yield
 
 
+def start_method() -> str | None:
+    """Choose how loader processes start, whatever way this process itself was started.
+
+    A fork begins at once and needs no pickling of the data set; it is PyTorch's own default on
+    Linux up to Python 3.13. The children touch no GPU.
+    """
+    return "fork" if sys.platform == "linux" else None
+
+
 def start_loader_process(worker_id: int, then: WorkerInit | None = None) -> None:
     """Set a fresh loader process up; called by the DataLoader inside it.
 
@@ -209,7 +218,7 @@ def run_in_order(
         yield from map(function, tasks)
         return
     executor = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context(_start_method()), initializer=_start_process
+        jobs, multiprocessing.get_context(start_method()), initializer=_start_process
     )
     waiting: deque[Future[Result]] = deque()
     try:
@@ -236,10 +245,6 @@ def _submitted(
     with warnings.catch_warnings():  # Python 3.12's about forking with threads: see loader.py
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
         return executor.submit(function, task)
-
-
-def _start_method() -> str | None:
-    return "fork" if sys.platform == "linux" else None
 
 
 def _start_process() -> None:

@@ -1,4 +1,4 @@
-"""Batches on their way from the host to a device, beside what it computes."""
+"""Copies batches from host to device asynchronously, on a stream of their own."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class BatchInFlight:
     """A batch that is being copied."""
 
     content: object
@@ -43,7 +43,7 @@ class DeviceFeed:
         """Whether copies run beside the device's work."""
         self._stream: torch.Stream | None = None
 
-    def start(self, content: object) -> Underway:
+    def start(self, content: object) -> BatchInFlight:
         """Begin to copy a batch; on any thread.
 
         Args:
@@ -51,29 +51,29 @@ class DeviceFeed:
                 `finish`: where it puts tensors, and for how long, is its own affair.
         """
         if not self.is_beside:
-            return Underway(map_tensors(content, self._moved, _unchanged), None)
+            return BatchInFlight(map_tensors(content, self._moved, _unchanged), None)
         self._stream = self._stream or torch.Stream(device=self._device)
         with self._stream:
             moved = map_tensors(content, lambda tensor: self._moved(_pinned(tensor)), _unchanged)
-            return Underway(moved, self._stream.record_event())
+            return BatchInFlight(moved, self._stream.record_event())
 
-    def finish(self, underway: Underway) -> object:
-        """Have what is computed next wait for a batch, on the thread that computes.
+    def finish(self, in_flight: BatchInFlight) -> object:
+        """Make the computing stream wait for a batch; called on the thread that computes.
 
         Returns:
             The batch, on the device.
         """
-        if underway.arrived is None:
-            return self._whole(underway.content)
+        if in_flight.arrived is None:
+            return self._whole(in_flight.content)
         computing = torch.accelerator.current_stream(self._device)
-        computing.wait_event(underway.arrived)
+        computing.wait_event(in_flight.arrived)
 
         def used_here(tensor: Tensor) -> Tensor:
             # Its memory is the copying stream's: not to be given out again before this one is done.
             tensor.record_stream(computing)
             return tensor
 
-        return self._whole(map_tensors(underway.content, used_here, _unchanged))
+        return self._whole(map_tensors(in_flight.content, used_here, _unchanged))
 
     def bring(self, content: object) -> object:
         """Copy a batch; what is computed next waits for it, what is computed now doesn't."""
@@ -104,7 +104,7 @@ class _Pending(Generic[T, Made]):
 def one_ahead(
     make: Callable[[T], Made], items: Iterable[T], device: torch.device
 ) -> Iterator[tuple[T, Made]]:
-    """Apply a function to items on a thread of its own, one further than is asked for.
+    """Apply a function to items on a background thread, one item ahead of the consumer.
 
     The thread ends with the iterator.
 

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import signal
-import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from paceline.data.loading.dataset_worker import (
     WorkerInit,
     shorten,
     start_loader_process,
+    start_method,
 )
 from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.loading.sampled import SampledOrder
@@ -59,7 +59,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One batch on its way through the loader."""
+    """A batch that was requested from the loader processes."""
 
     request: ItemRequest
     indices: Indices
@@ -130,6 +130,7 @@ class LoaderSource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
+        # Called again where the processes' copies of the data set are out of date.
         self._make = partial(
             _make_loader,
             SeededItems(dataset, collate),
@@ -145,7 +146,7 @@ class LoaderSource(BatchSource):
         self._running: Iterator[object] | None = None
         self._passes = 0
         self._ahead: tuple[EpochPlan, int] | None = None
-        """What is read already, and as which pass."""
+        """The epoch that is being read ahead, and the number of its pass."""
         self._processes: list[BaseProcess] = []
 
     @property
@@ -166,7 +167,7 @@ class LoaderSource(BatchSource):
         return self._batches(self._training(plan))
 
     def read_ahead(self, plan: EpochPlan) -> None:
-        """Have the loader processes begin with an epoch; nothing where there are none."""
+        """Let the loader processes start reading an epoch; nothing if there are none."""
         if self._loader_workers:
             self._start(self._training(plan))
             self._ahead = plan, self._passes
@@ -296,18 +297,9 @@ def _make_loader(
             pin_memory=pin_memory,
             timeout=timeout_s if parallel else 0,
             worker_init_fn=partial(start_loader_process, then=worker_init),
-            multiprocessing_context=_start_method() if parallel else None,
+            multiprocessing_context=start_method() if parallel else None,
             generator=torch.Generator(),  # else each pass draws from the training's own one
         )
-
-
-def _start_method() -> str | None:
-    """Choose how loader processes start, whatever way this process itself was started.
-
-    A fork begins at once and needs no pickling of the data set; it is PyTorch's own default on
-    Linux up to Python 3.13. The children touch no GPU.
-    """
-    return "fork" if sys.platform == "linux" else None
 
 
 @contextmanager
@@ -315,7 +307,7 @@ def _usual_warnings_off() -> Iterator[None]:
     """Silence two warnings at the start of loader processes.
 
     Torch's about more processes than cores: the number is the user's choice, readers often wait
-    for a disk. Python 3.12's about forking with threads: see `_start_method`.
+    for a disk. Python 3.12's about forking with threads: see `start_method`.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -331,14 +323,16 @@ def _training_work(
     plan: EpochPlan, order: Indices, shares: Iterator[StepShare], *, in_places: bool = False
 ) -> Iterator[_Work]:
     """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
-    for found in shares:
-        indices = order[found.start : found.stop]
+    for step_share in shares:
+        indices = order[step_share.start : step_share.stop]
         # Without samples of its own a worker reads the batch's first one as a stand-in.
-        read = indices if len(indices) else order[found.batch_start : found.batch_start + 1]
-        start = found.start if len(indices) else found.batch_start
+        read = (
+            indices if len(indices) else order[step_share.batch_start : step_share.batch_start + 1]
+        )
+        start = step_share.start if len(indices) else step_share.batch_start
         places = tuple(range(start, start + len(read))) if in_places else ()
         request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()), places)
-        yield _Work(request, indices, found.total, found.last, found.part)
+        yield _Work(request, indices, step_share.total, step_share.last, step_share.part)
 
 
 def _evaluation_work(samples: Indices, part: int, parts: int, batch_size: int) -> Iterator[_Work]:

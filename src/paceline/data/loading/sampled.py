@@ -20,7 +20,7 @@ _MOST_BATCHES = 10_000_000
 @final
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What a sampler draws for an epoch."""
+    """The indices that a sampler has drawn for an epoch."""
 
     indices: Indices
     """(N,): samples."""
@@ -81,6 +81,7 @@ class SampledOrder:
             return self.first
         if self._last[0] != epoch:
             expected = self._count(self.first)
+            # A sampler without `set_epoch` has state: draw the epochs before this one, too.
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
@@ -88,6 +89,7 @@ class SampledOrder:
                 for passed in range(self._next, epoch):
                     self._draw(passed)
             self._last = epoch, self._draw(epoch)
+            # Steps per epoch are settled by the first one, the schedule follows from them.
             if (found := self._count(self._last[1])) != expected:
                 what = "batches" if self.in_batches else "samples"
                 raise DataError(
@@ -105,6 +107,7 @@ class SampledOrder:
 
     def _draw(self, epoch: int) -> Drawn:
         self._next = max(self._next, epoch + 1)
+        # The same on every worker: seeded, and drawn by each for itself.
         with seeded(Domain.ORDER, self._seed, epoch):
             drawn = list(islice(self.sampler, _MOST_BATCHES if self.in_batches else None))
         if self.in_batches and len(drawn) == _MOST_BATCHES:

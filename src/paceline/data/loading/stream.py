@@ -87,7 +87,7 @@ class StreamSource(BatchSource):
 
     @property
     def num_samples(self) -> int:
-        """0: nobody knows the length of a stream."""
+        """0: the length of a stream is unknown."""
         return 0
 
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
@@ -131,14 +131,16 @@ class StreamSource(BatchSource):
             if not start:
                 self._begin(items, plan.epoch)
             self._note(first)
-            for found in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
+            for step_share in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
                 # Without a share, one sample stands in, as collectives need this worker's backward
                 # pass.
-                mine = items[found.start : found.stop] or items[:1]
-                indices = np.arange(start + found.start, start + found.stop, dtype=np.int64)
-                request = ItemRequest(plan.seed, plan.epoch, (start + found.start,))
-                batch = self._batch(mine, request, len(indices), len(items), indices)
-                batch.last, batch.part = found.last, found.part
+                own_items = items[step_share.start : step_share.stop] or items[:1]
+                indices = np.arange(
+                    start + step_share.start, start + step_share.stop, dtype=np.int64
+                )
+                request = ItemRequest(plan.seed, plan.epoch, (start + step_share.start,))
+                batch = self._batch(own_items, request, len(indices), len(items), indices)
+                batch.last, batch.part = step_share.last, step_share.part
                 yield batch
             start += len(items)
 
@@ -206,7 +208,7 @@ class StreamSource(BatchSource):
         return Batch(content, local, total, indices)
 
     def _compare(self, samples: int, checksum: int, start: int) -> None:
-        """Refuse to go on where the workers have read different samples. Collective."""
+        """Raise an error if the workers have read different samples. Collective."""
         if self._group.world_size == 1:
             return
         rows = self._group.gather_rows(torch.tensor([samples, checksum])).tolist()

@@ -1,1 +1,1 @@
-"""Workers that train on their own between averages of their weights."""
+"""Local SGD: workers train independently, and average their weights every few steps."""

@@ -1,4 +1,4 @@
-"""Workers that train on their own, and whose weights are averaged every few steps.
+"""Local SGD and DiLoCo: workers train independently, and average weights every few steps.
 
 Letters: A the anchor, the weights that all workers have in common; w_i a worker's own weights;
 m the mean of all w_i - A; H the steps between two averages of a part; D its delay.
@@ -32,7 +32,7 @@ Parameters = Callable[[], Mapping[str, nn.Parameter]]
 @final
 @dataclass(frozen=True, kw_only=True)
 class LocalState:
-    """What snapshots hold of the averaging in the midst of a round."""
+    """State of the averaging between two averages, for snapshots."""
 
     shared: dict[str, Tensor]
     """The same on every worker: anchor, velocity, averages that have arrived early."""
@@ -44,13 +44,13 @@ class LocalState:
 
 @final
 class LocalSteps:
-    """Makes the workers' weights one, a part at a time, while they go on training."""
+    """Averages the workers' weights, a part of the model at a time, while they go on training."""
 
     def __init__(self, terms: LocalTerms, group: Group, parameters: Parameters) -> None:
         """Connect the workers for averages, and start a thread that `release` ends. Collective.
 
         Args:
-            terms: How the weights become one.
+            terms: Schedule and outer optimizer.
             group: The workers.
             parameters: Names all parameters of the models.
 

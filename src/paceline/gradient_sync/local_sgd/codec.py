@@ -1,4 +1,4 @@
-"""Rounding of differences of weights for the way between workers."""
+"""Codecs that compress weight differences to bf16 or int8 for sending."""
 
 from typing import Protocol, final
 

@@ -1,9 +1,8 @@
-"""Averages flat buffers over the workers beside the training: on a thread, in a group of its own.
+"""Averages flat buffers over the workers in the background: own thread and process group.
 
-Rounded numbers travel in two stages. Stage 1: each worker rounds its buffer and sends every worker
-a slice of it (all-to-all). The worker that owns a slice decodes and averages it in full precision.
-Stage 2: it rounds the average, and all collect the slices (all-gather). Both take the bytes of a
-ring all-reduce of the rounded numbers, which are never added up in few bits.
+Compressed buffers are sent in two stages. 1: each worker rounds its buffer and sends every worker a
+slice of it (all-to-all); a slice's owner averages it in full precision. 2: it rounds the average,
+and all collect the slices (all-gather). The bytes are those of a ring all-reduce.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ _NAME = "average"
 @final
 @dataclass(kw_only=True)
 class AverageInFlight:
-    """A buffer on its way."""
+    """A buffer that is being averaged."""
 
     sent: Tensor
     """(M,): what this worker holds; afterwards what the others know of it."""
@@ -70,7 +69,7 @@ class LocalExchange:
         self._group = group
         self._workers = group.world_size
         self._codec = codec_for(precision)
-        self._errands: WorkerThread | None = None
+        self._thread: WorkerThread | None = None
         self._sent: tuple[Tensor, ...] = ()
         """Of the last collectives, kept as `Group` does: a thread of the backend must not be the
         last to let go of a tensor."""
@@ -93,7 +92,7 @@ class LocalExchange:
         # In a forked process the first to compute renews torch's pool of threads, and two at once
         # find none ("Invalid thread pool"): this thread is first.
         torch.set_num_threads(torch.get_num_threads())
-        self._errands = WorkerThread("paceline-average")
+        self._thread = WorkerThread("paceline-average")
         if is_accelerator(group.device):
             self._stream = torch.Stream(device=group.device)
 
@@ -125,7 +124,7 @@ class LocalExchange:
         """
         work = partial(self._average_rounded if rounded and self._codec else self._average, travel)
         # Without a thread the average is computed here and now.
-        if self._errands is None:
+        if self._thread is None:
             began_s = perf_counter()
             work()
             self._waited_s += perf_counter() - began_s
@@ -134,7 +133,7 @@ class LocalExchange:
             travel.begun = torch.Event(device=self._group.device)
             travel.begun.record()
             work = partial(self._on_stream, self._stream, travel, work)
-        travel.done = self._errands.send(work)
+        travel.done = self._thread.send(work)
         return travel
 
     def finish(self, travel: AverageInFlight, *, in_step: bool = False) -> None:
@@ -163,13 +162,13 @@ class LocalExchange:
 
     def release(self) -> None:
         """End the thread and leave its group. Local to the worker."""
-        ended = self._errands is None or self._errands.end()
+        ended = self._thread is None or self._thread.end()
         # NCCL would wait here for what others may never enter; on devices the group of all workers
         # ends this one as well.
         on_host = not is_accelerator(self._group.device)
         if ended and on_host and self._lanes is not None and dist.is_initialized():
             dist.destroy_process_group(self._lanes)
-        self._errands = self._lanes = None
+        self._thread = self._lanes = None
 
     def _wait_on_device(self, arrived: torch.Event, *, in_step: bool) -> None:
         device = self._group.device

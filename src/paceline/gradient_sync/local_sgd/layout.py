@@ -1,4 +1,4 @@
-"""A model's weights as one flat row of numbers, cut into equal parts."""
+"""Lays out a model's weights as one flat buffer, divided into equal parts."""
 
 from collections.abc import Iterator, Mapping
 from typing import final
@@ -29,6 +29,7 @@ class LocalLayout:
         self.parameters = dict(parameters)
         self._offsets: dict[str, int] = {}
         dtype, total = torch.float32, 0
+        # Place parameters one after another, in one dtype that holds all of them.
         for name, parameter in self.parameters.items():
             numbers = _numbers(parameter)
             if has_gaps(parameter):

@@ -1,4 +1,4 @@
-"""Which part of a model travels when, while each worker trains on its own. Pure; no torch."""
+"""Schedule of local SGD: at which steps each part of a model is averaged. Pure; no torch."""
 
 from dataclasses import dataclass
 from typing import Self, final
@@ -40,7 +40,7 @@ class LocalPlan:
 @final
 @dataclass(frozen=True, kw_only=True)
 class LocalTerms:
-    """How the workers' weights become one."""
+    """Hyperparameters of local SGD: schedule, outer optimizer and precision."""
 
     plan: LocalPlan
     precision: SyncPrecision

@@ -1,4 +1,4 @@
-"""How finely gradients are cut for their way: tried in the first steps, and the fastest is kept.
+"""Tunes the size of chunks that gradients are sent in: tries several, keeps the fastest.
 
 Small pieces keep a slow link busy, since one piece's second stage hides behind the next one's
 first; each costs processors some time, which counts where links are fast. What is best shows only
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Cut(NamedTuple):
-    """A way to cut."""
+    """How a bucket is cut: into pieces for stage 2, and these into parts for stage 1."""
 
     pieces: int
     """Into how many a full bucket is cut; each goes through the second stage by itself."""

@@ -1,4 +1,4 @@
-"""Carries partial sums between the workers. The backends move bytes and add nothing.
+"""Exchanges partial sums between workers; backends only move bytes, additions are done here.
 
 Stage 1: every worker sends the sums of its subtrees, each worker a slice of its own (all-to-all).
 The worker that owns a slice adds them along the tree. Stage 2: all collect the slices (all-gather).
@@ -29,7 +29,7 @@ LEAST_BYTES = 8 << 10
 
 @dataclass(kw_only=True)
 class _Part:
-    """What goes through the first stage at once."""
+    """Buffers of one all-to-all (stage 1)."""
 
     sums: list[Tensor]
     """Of this worker's subtrees, each (workers * slice,)."""
@@ -44,7 +44,7 @@ class _Part:
 
 @dataclass(kw_only=True)
 class Piece:
-    """What goes through the second stage at once. Made once for buffers, used in every step."""
+    """Buffers of one all-gather (stage 2). Made once, used in every step."""
 
     parts: list[_Part]
     own: Tensor
@@ -71,7 +71,7 @@ def connect_leaders(group: Group, nodes: Sequence[range]) -> Leaders | None:
     Returns:
         None on a worker whose place isn't there on every node.
     """
-    found = None
+    leaders = None
     for ranks in zip(*nodes, strict=False):  # as many as the node with the fewest workers has
         first, second = [
             dist.new_group(ranks, backend="gloo", timeout=group_timeout()) for _ in range(2)
@@ -79,8 +79,8 @@ def connect_leaders(group: Group, nodes: Sequence[range]) -> Leaders | None:
         if group.rank in ranks:
             assert isinstance(first, dist.ProcessGroup)
             assert isinstance(second, dist.ProcessGroup)
-            found = Leaders(nodes=nodes, first=first, second=second)
-    return found
+            leaders = Leaders(nodes=nodes, first=first, second=second)
+    return leaders
 
 
 @final
@@ -270,7 +270,7 @@ class Exchange:
         return bool(received[:, 0].any())
 
     def reset(self) -> None:
-        """Let go of all buffers that were ever started. Local to the worker."""
+        """Release all buffers that were ever started. Local to the worker."""
         self._pieces.clear()
 
     def release(self) -> None:

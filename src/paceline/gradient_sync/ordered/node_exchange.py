@@ -1,13 +1,7 @@
-"""Partial sums in memory that all workers of a node share. Bits are those of `exchange.py`.
+"""Ordered sums in shared memory of a node's workers; the same bits as those of `exchange.py`.
 
-A worker owns a slice of every buffer. It posts when a buffer is complete; when all have, the owner
-of each slice adds the workers' sums along the tree, and writes the result to all of them, itself.
-It posts that, and whoever has received it from all owners has the whole sum in its own buffer.
-Nothing is copied in between, and no lock is held: a slice is its owner's from the first message to
-the second, and the rest of the time its worker's.
-
-Over several nodes the owners of a slice, one on each node, exchange what their nodes' workers come
-to (`exchange.py`) before they write the result: every link carries a node's sums once.
+Each worker owns a slice of every buffer, and adds it up for all workers of its node. Over several
+nodes the owners of a slice, one a node, exchange their nodes' sums first (`exchange.py`).
 """
 
 import weakref
@@ -42,11 +36,11 @@ class _Chunk(NamedTuple):
     """A part of the slice that this worker adds up of a bucket."""
 
     additions: list[tuple[Tensor, Tensor]]
-    """The second is added to the first; in this order."""
+    """Pairs of terms, in order: the second is added to the first, in place."""
     total: Tensor
-    """What that comes to."""
+    """The sum, after all additions."""
     copies: list[Tensor]
-    """Where it goes."""
+    """The workers' buffers that the sum is copied to."""
 
 
 class _Slice(NamedTuple):
@@ -54,20 +48,26 @@ class _Slice(NamedTuple):
 
     chunks: list[_Chunk]
     sums: list[Tensor]
-    """Where the sums of this node's subtrees come; the first becomes the sum of all."""
+    """The sums of this node's subtrees; the first becomes the sum of all."""
     room: list[Tensor]
-    """For the exchange with other nodes."""
+    """Buffers for the exchange with other nodes."""
     most: int
-    """Elements that travel at once."""
+    """Elements that are sent at once, at most."""
 
 
 @final
 class NodeExchange:
     """Completes sums over all workers, several at a time while the backward pass goes on.
 
-    All workers start the same buckets in the same order. One object, since a word from any worker
-    may complete a slice of any bucket under way: what came, was summed and was sent is one
-    state.
+    All workers start the same buckets in the same order. Phases of a bucket:
+    1. Each worker of the node sends the message "ready" once its buffer is complete.
+    2. When all have, the owner of each slice adds the workers' sums along the tree.
+    3. Over several nodes, the owners of a slice exchange their nodes' sums, and add them.
+    4. The owner writes the result to all workers' buffers, and sends "summed". A worker that has
+       received this from all owners has the whole sum in its own buffer.
+    No lock is held: a slice is its owner's from "ready" to "summed", else its worker's.
+
+    One object, since a message from any worker may complete a slice of any bucket under way.
     """
 
     def __init__(
@@ -83,32 +83,33 @@ class NodeExchange:
         self._memory, self._across, self._divisor = memory, across, divisor
         self.rank, ranks = memory.rank, memory.ranks
         self.workers = memory.nodes[-1].stop
-        """On all nodes."""
+        """Number of workers on all nodes."""
         self.within_node = len(memory.nodes) == 1
         """Whether no network is between the workers."""
         self._owners = ranks[: min(map(len, memory.nodes))]
         """Ranks that own a slice, as many on every node."""
         self.slices = len(self._owners) * len(memory.nodes)
-        """Of equal length, into which buckets have to be cut."""
+        """Number of equal slices that buckets have to be cut into."""
         self.peers = len(ranks) if self.within_node else len(memory.nodes)
-        """How many exchange theirs with each other."""
+        """Number of workers (or nodes) that exchange sums with each other."""
         division = Division.of(shards, self.workers)
         runs = [division.parts_of(rank) for rank in ranks]
         most, _ = zip(
             *(_pool(division.parts_of(r), shards) for r in range(self.workers)), strict=True
         )
         self._buffers = max(most)
-        """Of each bucket, on every worker."""
+        """Number of buffers of each bucket, the same on every worker."""
         self._held = [_pool(run, shards)[1] for run in runs]
-        """By worker of this node: in which of them the sums of its subtrees are."""
+        """By worker of this node: the buffers that hold the sums of its subtrees."""
         self._additions, self._left = additions(
             [n for run in runs for n in roots(run, shards)], shards
         )
+        # What is under way in a step: buckets in the order in which they were started.
         self._sums: weakref.WeakKeyDictionary[Bucket, _Slice] = weakref.WeakKeyDictionary()
         self._waiting: deque[_Slice] = deque()
-        """Started, and not yet summed here."""
+        """Slices of started buckets, not yet summed here."""
         self._travelling: deque[tuple[_Slice, Sequence[Piece]]] = deque()
-        """Summed here, and under way to other nodes and back."""
+        """Slices summed here that are being exchanged with other nodes."""
         self._started = 0
         """Buckets of the step."""
         self._ready = dict.fromkeys(ranks, 0)
@@ -145,7 +146,7 @@ class NodeExchange:
             self._across.prepare(layout)
 
     def send(self, bucket: Bucket, _layout: Layout) -> None:
-        """Let the others read a bucket's sums. Collective, but doesn't block."""
+        """Announce that a bucket's sums can be read. Collective, but doesn't block."""
         self._waiting.append(self._sums[bucket])
         self._started += 1
         self._memory.post(bytes([_READY]))
@@ -202,7 +203,7 @@ class NodeExchange:
 
     @contextmanager
     def _reports_lost_link(self) -> Iterator[None]:
-        """Let this node's workers know where a connection to another node is lost.
+        """Report a lost connection to another node to this node's workers.
 
         Raises:
             InfrastructureError: It is.
@@ -232,7 +233,7 @@ class NodeExchange:
         return within * total / owners + between
 
     def reset(self) -> None:
-        """Let go of buckets that have no buffers any more. Local to the worker."""
+        """Release buckets that have no buffers any more. Local to the worker."""
         if self._across is not None:
             self._across.reset()
         for bucket in [bucket for bucket in self._sums if not bucket.held_bytes]:
@@ -267,6 +268,7 @@ class NodeExchange:
                     raise self._lost(rank, "connection closed by peer")
                 else:
                     self._outcomes[rank].append(message == _SOME_FAILED)
+        # Add up each bucket that all workers of the node have started.
         self._ready[self.rank] = len(self._waiting)
         while self._waiting and min(self._ready.values()) > 0:
             self._ready = {rank: ready - 1 for rank, ready in self._ready.items()}
@@ -350,6 +352,7 @@ def _pool(run: range, shards: int) -> tuple[int, list[int]]:
     made = 0
 
     def add(left: int, right: int) -> int:
+        """Note that the right term's buffer is free: the sum is in the left one's."""
         free.append(right)
         return left
 

@@ -1,11 +1,4 @@
-"""Gradients of fixed shards, summed in an order that doesn't depend on the number of workers.
-
-1. A worker runs its shards one after another. As a bucket's gradients come, they move into a flat
-   buffer, and buffers are added along the tree of `reduction_tree.py` as early as it allows.
-2. During its last shard each bucket leaves as soon as it is complete (`exchange.py`).
-3. `finish` waits until every parameter's gradient is the sum over all shards, the same bits on any
-   number of workers.
-"""
+"""Sums gradients of fixed shards in an order that doesn't depend on the number of workers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -41,7 +34,14 @@ _FIX = (
 class OrderedSum:
     """Sums the gradients of all shards along one tree.
 
-    A step is `begin_step`, then for each shard of `mine` in turn either `skip` or `open_shard`, the
+    1. A worker runs its shards one after another. As a bucket's gradients come, they move into a
+       flat buffer, and buffers are added along the tree of `reduction_tree.py` as early as it
+       allows.
+    2. During its last shard each bucket is sent as soon as it is complete (`exchange.py`).
+    3. `finish` waits until every parameter's gradient is the sum over all shards, the same bits on
+       any number of workers.
+
+    A step is `begin_step`, then for each of `own_shards` in turn either `skip` or `open_shard`, the
     backward pass and `close_shard`; then `finish`. One object, since hooks of the backward pass
     need shard, layout and exchange at once, with nothing to look up in between.
     """
@@ -57,7 +57,7 @@ class OrderedSum:
         Raises:
             UsageError: The backend can't be used for it.
         """
-        self.mine = Division.of(shards, group.world_size).parts_of(group.rank)
+        self.own_shards = Division.of(shards, group.world_size).parts_of(group.rank)
         """The shards of this worker."""
         self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
         self._exchange = _connect(group, shards) if group.world_size > 1 else None
@@ -68,7 +68,7 @@ class OrderedSum:
         self._names: list[str] = []
         self._parameters: list[nn.Parameter] = []
         self._layout: Layout | None = None
-        self._next = self.mine.start
+        self._next = self.own_shards.start
         """The shard that is to come, or that is open."""
         self._is_open = self._is_packing = self._in_step = False
         self._arrived: dict[int, None] = {}
@@ -100,7 +100,7 @@ class OrderedSum:
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.begin()
-        self._next, self._left = self.mine.start, 0
+        self._next, self._left = self.own_shards.start, 0
         self._is_open = self._is_packing = False
         self._in_step = True
         self._unused, self._failure = (), ""
@@ -109,7 +109,7 @@ class OrderedSum:
         """Say to which shard the next backward pass belongs. Local to the worker.
 
         Args:
-            shard: The next one of `mine`.
+            shard: The next one of `own_shards`.
             last: Whether its gradients are complete with this backward pass; others of it come
                 before and are added up by autograd.
         """
@@ -164,7 +164,7 @@ class OrderedSum:
         Raises:
             JobError: Not all shards gave gradients to the same parameters. On every worker.
         """
-        assert self._next == self.mine.stop, (self._next, self.mine)
+        assert self._next == self.own_shards.stop, (self._next, self.own_shards)
         # A worker without samples takes part in the agreement too: it is collective.
         if self._layout is None:
             self._agree(_NOBODY)
@@ -240,7 +240,7 @@ class OrderedSum:
         """Take a gradient: what autograd calls when it has put one into `.grad`."""
         # Between shards no gradient may come: it would belong to none.
         if not self._is_packing:
-            if self._in_step and not self._is_open and self._next > self.mine.start:
+            if self._in_step and not self._is_open and self._next > self.own_shards.start:
                 raise _twice()
             return
         if place in self._arrived:
@@ -274,12 +274,12 @@ class OrderedSum:
         # A shard is a leaf; the tree adds what it can, and the last shard makes the bucket's sums
         # final.
         bucket.tree.push(Node(0, shard), flat)
-        if shard + 1 == self.mine.stop:
+        if shard + 1 == self.own_shards.stop:
             bucket.is_ready = True
             self._send_what_is_ready()
 
     def _send_what_is_ready(self) -> None:
-        """Let buckets go, in the same order on every worker."""
+        """Send complete buckets, in the same order on every worker."""
         assert self._layout is not None
         if self._exchange is None:
             return
@@ -337,7 +337,7 @@ class OrderedSum:
             self._exchange.prepare(layout)
         self._unused = tuple([self._names[place] for place in layout.without])
         # Shards that were skipped before there were buckets count as zero.
-        for skipped in range(self.mine.start, self._next):
+        for skipped in range(self.own_shards.start, self._next):
             self._push_zeros(layout, skipped)
         for bucket in layout.buckets:
             bucket.missing = len(bucket.members)

@@ -40,6 +40,7 @@ def additions(nodes: Sequence[Node], shards: int) -> tuple[list[tuple[int, int]]
     found = []
 
     def add(left: int, right: int) -> int:
+        """Note an addition instead of doing it: the sum is where the left term was."""
         found.append((left, right))
         return left
 

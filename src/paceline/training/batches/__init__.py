@@ -1,1 +1,1 @@
-"""What each worker trains on at each step: loaders, shares, stand-ins."""
+"""Batches of a training: how the global batch is split over steps, workers and data sources."""

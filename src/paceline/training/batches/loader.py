@@ -141,7 +141,7 @@ class Loader(_Reader):
         return self.source.train_batches(self.plan.epoch(self._seed, epoch, first_step, self._rank))
 
     def read_ahead(self, epoch: int) -> None:
-        """Have loader processes begin to read an epoch."""
+        """Let loader processes start reading an epoch."""
         self.source.read_ahead(self.plan.epoch(self._seed, epoch, 0, self._rank))
 
     def state_dict(self) -> Mapping[str, object]:
@@ -197,7 +197,7 @@ class EvalLoader(_Reader):
         self.batch_size = batch_size
         self.is_running = False
         """Whether a pass is under way."""
-        self._mine = division.parts_of(rank)
+        self._own_parts = division.parts_of(rank)
         self._parts = division.parts
 
     @property
@@ -224,7 +224,7 @@ class EvalLoader(_Reader):
         if self.served.is_stream:
             raise TypeError("a stream has no length: nobody knows how many batches it gives")
         total = self.served.num_samples()
-        bounds = (share(total, part, self._parts) for part in self._mine)
+        bounds = (share(total, part, self._parts) for part in self._own_parts)
         return sum(-(-(stop - start) // self.batch_size) for start, stop in bounds)
 
     def __iter__(self) -> Iterator[object]:
@@ -235,7 +235,7 @@ class EvalLoader(_Reader):
         """Give the batches with their sample numbers."""
         self.is_running = True
         try:
-            for part in self._mine:
+            for part in self._own_parts:
                 for batch in self.source.eval_batches(part, self._parts, self.batch_size):
                     batch.part = part
                     yield batch

@@ -1,4 +1,4 @@
-"""What follows from the options, the number of workers and the size of the training set. Pure."""
+"""The plan of a training: steps per epoch and batch sizes of each worker. Pure functions."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainPlan:
-    """How a training's steps are cut."""
+    """Steps per epoch, and how each global batch is split over the workers."""
 
     division: Division
     """Which parts of a step each worker has: one, or several shards."""
@@ -61,14 +61,14 @@ class TrainPlan:
 
     def epoch(self, seed: int, epoch: int, first_step: int, rank: int) -> EpochPlan:
         """Describe one worker's way through one epoch."""
-        mine = self.division.parts_of(rank)
+        own_parts = self.division.parts_of(rank)
         return EpochPlan(
             seed=seed,
             epoch=epoch,
             global_batch=self.global_batch,
             first_step=first_step,
-            part=mine.start,
-            count=len(mine),
+            part=own_parts.start,
+            count=len(own_parts),
             parts=self.division.parts,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
@@ -125,8 +125,10 @@ def make_plan(
     global_batch = choose_global_batch(options, division.world_size)
     if division.is_fixed:
         check_shards(division.parts, global_batch)
+    # Sizes of the parts of a full batch, in the order of the parts.
     sizes = [stop - start for start, stop in division.cuts(global_batch)]
     ranks = range(division.world_size)
+    # Steps of an epoch: 0 for a stream, whose length isn't known.
     steps = 0
     if batch_sizes:
         steps = len(batch_sizes)
@@ -200,6 +202,7 @@ def check_plan(
             synchronised BatchNorm where a worker may be without samples.
     """
     in_pieces = options.balance and options.max_batch_per_worker is not None
+    # Several optimizers: each update must come after all gradients of the batch.
     if optimizers > 1 and (plan.micro_batches > 1 or in_pieces):
         raise UsageError(
             "--max-batch-per-worker can't be combined with several optimizers: their gradients "
@@ -210,6 +213,7 @@ def check_plan(
             "--shards can't be combined with several optimizers: the shards of a batch would see "
             "the weights before and after the first one's update"
         )
+    # SyncBatchNorm: a collective in every forward pass, so all workers need samples in each.
     workers = plan.division.world_size
     if sync_batchnorm and plan.has_own_batches and workers > 1:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What serves the batches of a data set, and what a torch DataLoader says about how."""
+"""Chooses the batch source for a data set, and reads settings from a torch DataLoader."""
 
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class DataSource:
         return self.order.sizes if self.order is not None else []
 
     def num_samples(self) -> int:
-        """Count the samples of a pass; 0 where nobody knows."""
+        """Count the samples of a pass; 0 if the number is unknown."""
         if self.order is not None:
             return len(self.order)
         if isinstance(self.data, TensorData):
@@ -206,6 +206,7 @@ def _own_order(sampler: Sampler[int], data: object, seed: int) -> SampledOrder |
             f"this DataLoader's {name} shares samples between workers, which Paceline does: leave "
             "it out, and say shuffle=True or False and the batch size of all workers together"
         )
+    # These two orders Paceline makes itself, without the sampler.
     whole = isinstance(data, Sized) and getattr(sampler, "num_samples", len(data)) == len(data)
     if type(sampler) is SequentialSampler:
         return None
@@ -240,6 +241,7 @@ def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None
     if plan is not None:
         facts["global_batch"] = str(plan.global_batch)
         facts["drop_last"], facts["shuffle"] = str(plan.drop_last), str(plan.shuffle)
+    # Every worker compares the same facts, so that all raise the same error.
     texts = group.gather_texts(WorkerFacts.here(facts).to_json())
     found = disagreement(list(map(WorkerFacts.from_json, texts)))
     if found:

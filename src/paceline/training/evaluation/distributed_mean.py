@@ -35,21 +35,21 @@ def average(
     Raises:
         JobError: The batches gave different figures, or something else than figures.
     """
-    mine = division.parts_of(group.rank)
+    own_parts = division.parts_of(group.rank)
     names: tuple[str, ...] | None = None
     # One (figures,) for each batch, on the device, by part.
-    sums: list[list[Tensor]] = [[] for _ in mine]
-    samples = [0] * len(mine)
+    sums: list[list[Tensor]] = [[] for _ in own_parts]
+    samples = [0] * len(own_parts)
     for batch in batches:
-        found = _checked(judge(batch.content))
-        names = names or tuple(found)
-        if tuple(found) != names:
+        figures = _checked(judge(batch.content))
+        names = names or tuple(figures)
+        if tuple(figures) != names:
             raise JobError(
                 f"an evaluation gave the figures {', '.join(names)} for one batch and "
-                f"{', '.join(found)} for another; give the same for all"
+                f"{', '.join(figures)} for another; give the same for all"
             )
-        rows = [_summed(name, found[name], batch.local, group.device) for name in names]
-        part = batch.part - mine.start if division.is_fixed else 0
+        rows = [_summed(name, figures[name], batch.local, group.device) for name in names]
+        part = batch.part - own_parts.start if division.is_fixed else 0
         if rows:
             sums[part].append(torch.stack(rows))
         samples[part] += batch.local
@@ -64,12 +64,12 @@ def average(
     return means, int(count)
 
 
-def _checked(found: object) -> Mapping[str, Tensor | float]:
+def _checked(figures: object) -> Mapping[str, Tensor | float]:
     """Refuse what a judge gave where it isn't figures by name: users write judges."""
-    if isinstance(found, Mapping) and all(isinstance(name, str) for name in found):
-        return found
+    if isinstance(figures, Mapping) and all(isinstance(name, str) for name in figures):
+        return figures
     raise JobError(
-        f"an evaluation's function gave {_kind(found)}; it should give figures by name, such as "
+        f"an evaluation's function gave {_kind(figures)}; it should give figures by name, such as "
         '{"accuracy": scores.argmax(1) == labels}'
     )
 
@@ -108,7 +108,7 @@ def _summed(name: str, value: Tensor | float, samples: int, device: torch.device
 
 
 def _agreed_names(names: tuple[str, ...] | None, group: Group) -> tuple[str, ...]:
-    """Let workers without a batch know the figures' names. Collective."""
+    """Send the figures' names to workers without a batch. Collective."""
     texts = group.gather_texts("\n".join(names) if names else "")
     known = next((text for text in texts if text), "")
     if any(text not in ("", known) for text in texts):

@@ -33,7 +33,7 @@ _BATCH = 256
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """How a snapshot's model does on the validation set."""
+    """Loss and accuracies of a snapshot's model on the validation set."""
 
     snapshot: Path
     step: int

@@ -20,7 +20,7 @@ from paceline.training.losses import as_scores
 @final
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """How a model is evaluated."""
+    """Evaluates a model with a loss and, for classes, accuracies."""
 
     loss: LossFunction
     forward_context: Callable[[], AbstractContextManager[object]]
@@ -47,6 +47,7 @@ class Evaluator:
         Raises:
             RuntimeError: The workers together didn't count each sample once (a bug of ours).
         """
+        # Count this worker's share on the device.
         counters = StepCounters(self.top)
         confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=group.device)
         with torch.no_grad(), eval_mode(model):
@@ -61,6 +62,7 @@ class Evaluator:
                     _check_width(outputs, num_classes)
                     cells = targets * num_classes + outputs.argmax(1)
                     confusion += torch.bincount(cells, minlength=len(confusion))
+        # Add up over the workers, and check that each sample was counted once.
         counters.flush()
         totals = Totals.from_row(group.gather_rows(counters.rows()[0]).sum(0))
         if totals.samples != source.num_samples:

@@ -1,1 +1,1 @@
-"""What is done around the steps of a training, one file each; `base.py` has the interface."""
+"""Step hooks: checks, learning rate, logging and the like, one a file; interface in `base.py`."""

@@ -1,4 +1,4 @@
-"""`--compile auto`: compiles a model where the rest of the training pays for it."""
+"""`--compile auto`: compiles models if the steps that remain will win back the time it takes."""
 
 from collections.abc import Mapping
 from typing import final
@@ -72,14 +72,16 @@ class CompileChoice(StepHook):
             self._decide()
 
     def _decide(self) -> None:
-        """Look at what is measured: it may be enough. Collective."""
+        """Compare the measured times, and choose once they are enough. Collective."""
         times = self._times
+        # Rank 0's times count, so that all workers decide alike; failures of any worker do.
         own = [times.median_s, times.total_s, self._switch.problem is not None]
         rows = self._context.group.gather_rows(torch.tensor(own, dtype=torch.float64))
         step_s, measured_s, _ = rows[0].tolist()
         failed = rows[:, 2].nonzero().flatten().tolist()
         if measured_s < _LEAST_S and len(times) < _MOST_STEPS and not failed:
             return
+        # Plain steps come first; compiled ones are compared with these.
         if self._plain_s is None:
             self._choose_to_try(step_s, measured_s)
         elif failed:
@@ -106,7 +108,7 @@ class CompileChoice(StepHook):
         return several and (options.sync_batchnorm or components.have_synced_batchnorm())
 
     def _is_measured(self) -> bool:
-        """Take the time of a step; tell whether to look at those taken. Local, alike on all."""
+        """Time a step; tell whether times are to be compared now. Local, alike on all workers."""
         if self._sync.is_measuring:
             return False
         if len(self._times) == _MOST_STEPS:
@@ -115,17 +117,17 @@ class CompileChoice(StepHook):
         return self._times.is_due
 
     def _choose_to_try(self, step_s: float, measured_s: float) -> None:
-        """Have the next steps be compiled where that may pay. Collective.
+        """Compile the next steps, if enough steps remain for it to pay. Collective.
 
         Args:
             step_s: A step as it is, by rank 0's clock.
             measured_s: All that were measured.
         """
         found_s = self._left_s(step_s)
-        said = self._context.group.broadcast_text("" if found_s is None else str(found_s))
-        if not said:
+        sent = self._context.group.broadcast_text("" if found_s is None else str(found_s))
+        if not sent:
             return  # it shows when the first epoch is over
-        left_s = float(said)
+        left_s = float(sent)
         if left_s < LEAST_LEFT_S:
             # The first steps of a start may be slow: what is final needs more of them.
             if len(self._times) == _MOST_STEPS or measured_s >= _SURE_S:

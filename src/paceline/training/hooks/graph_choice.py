@@ -1,4 +1,4 @@
-"""`--cuda-graphs`: says what became of it; with auto keeps graphs where steps get faster."""
+"""`--cuda-graphs`: reports whether graphs are used; with auto, keeps them if steps get faster."""
 
 from collections.abc import Mapping
 from typing import final
@@ -43,7 +43,7 @@ class GraphChoice(StepHook):
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
-        """Leave it where nothing can be captured; the start has said so."""
+        """Choose nothing if models can't be captured; that is reported at the start."""
         self._is_settled |= self._switch.problem is not None
 
     def after_step(self, step: int) -> None:
@@ -58,6 +58,7 @@ class GraphChoice(StepHook):
         elif self._is_measured():
             step_s = self._times.median_s
             self._times.restart()
+            # Plain steps come first; those with graphs are compared with these.
             if self._plain_s is None:
                 self._plain_s, switch.is_on = step_s, True
                 return

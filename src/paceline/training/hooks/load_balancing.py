@@ -1,4 +1,4 @@
-"""Shares each global batch by the workers' speed: the slowest then no longer sets the pace."""
+"""`--balance`: gives slower workers fewer samples of each batch, so that none waits long."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
@@ -26,7 +26,7 @@ _LEAST_GAIN = 0.03
 
 @final
 class LoadBalancer(StepHook):
-    """Times this worker's forward passes, in which it waits for nobody, and shares batches by them.
+    """Measures each worker's speed by its forward passes (free of waits), and splits batches by it.
 
     On a GPU it is done by events, so that the host doesn't wait either.
     """
@@ -121,7 +121,7 @@ def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, 
     """Give shares that finish sooner than the present ones by a good deal; None if none do."""
     if not all(speed > 0 for speed in speeds):
         return None
-    found = proportional(sum(shares), speeds)
+    proposed = proportional(sum(shares), speeds)
     now_s = max(count / speed for count, speed in zip(shares, speeds, strict=True))
-    then_s = max(count / speed for count, speed in zip(found, speeds, strict=True))
-    return found if then_s < (1 - _LEAST_GAIN) * now_s else None
+    then_s = max(count / speed for count, speed in zip(proposed, speeds, strict=True))
+    return proposed if then_s < (1 - _LEAST_GAIN) * now_s else None

@@ -1,4 +1,4 @@
-"""A training's figures, and where they go: metrics.csv, steps.csv, TensorBoard, the console.
+"""Records a training's metrics: in metrics.csv, steps.csv, TensorBoard and on the console.
 
 Rank 0 alone writes; rows within an epoch on a thread, so that a slow disk holds no step up.
 """
@@ -50,7 +50,7 @@ _KEPT_ROWS = 10_000
 
 @final
 class TableFile:
-    """A table that grows; what can't be written is kept for the next time."""
+    """A CSV file that rows are appended to; rows that can't be written are kept and tried again."""
 
     def __init__(self, path: Path, table: TableFormat, console: Console) -> None:
         """Args:
@@ -78,7 +78,7 @@ class TableFile:
             self._unwritten.clear()
 
     def _report(self, error: OSError | ValueError) -> None:
-        """Say it of an epoch each time, and of rows within epochs at twice as many each time."""
+        """Report lost rows: of epochs each time, of steps at 1, 2, 4, 8 … of them."""
         rows = len(self._unwritten)
         if self._table is EPOCHS or rows & (rows - 1) == 0:
             self._console.warn(
@@ -89,7 +89,7 @@ class TableFile:
 
 @final
 class MetricsLogger(StepHook):
-    """Records epochs and what is within them; only rank 0's shows and writes."""
+    """Records a row an epoch, and rows within epochs; only rank 0 shows and writes them."""
 
     def __init__(self, context: TrainingContext, agree: Callable[[str], str] = str) -> None:
         """Name the sinks; `setup` opens them.
@@ -158,13 +158,14 @@ class MetricsLogger(StepHook):
                     shown, gpu_utilization=gpu.utilization, gpu_memory_bytes=gpu.memory_bytes
                 )
             context.console.advance(shown)
+        # All workers take the row, since its sums begin anew; rank 0 writes it.
         if self._rows.is_due():
             lr = last_lr(context.progress, context.components.optimizers)
             before = self._rows.last
             self._record(before, self._rows.take(agreed, lr, context.profiler.epoch_waits()))
 
     def _record(self, before: StepMark, after: StepMark) -> None:
-        """Have a row made and written by the thread, in order."""
+        """Queue a row for the thread, which computes and writes rows in order."""
         if self._thread is not None:
             sized = self._context.progress.plan is not None
             self._thread.post(partial(self._write, before, after, bool(self._top), sized))

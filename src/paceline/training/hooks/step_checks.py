@@ -1,4 +1,4 @@
-"""Checks after each step whether what is promised still holds: workers alike, nothing unsaved."""
+"""Checks after steps and epochs: equal weights on all workers, equal streams, unsaved state."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from paceline.training.snapshots.train_state import TrainState
 
 @final
 class LoopChecks(StepHook):
-    """Looks, as an epoch ends, at scripts that leave their loop before its end."""
+    """Checks at the end of an epoch whether scripts have left their loop early."""
 
     def __init__(self, context: TrainingContext, warn: Callable[[str], None]) -> None:
         """Args:
@@ -71,7 +71,7 @@ class LoopChecks(StepHook):
 
 @final
 class StreamChecks(StepHook):
-    """Has streams compared, once resumed, with what they gave before."""
+    """Checks that streams give the same samples after resuming as they gave before."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         """Args:
@@ -83,7 +83,7 @@ class StreamChecks(StepHook):
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
-        """Look which loaders read streams, and tell these what they gave before."""
+        """Find the loaders that read streams, and hand them their records from the snapshot."""
         loaders = [each for each in components.loaders if isinstance(each, Loader)]
         sources = [loader.source for loader in loaders if loader.served.is_stream]
         self._sources = [source for source in sources if isinstance(source, StreamSource)]
@@ -128,7 +128,7 @@ class ReplicaChecks(StepHook):
 
 @final
 class RareReplicaChecks(StepHook):
-    """Compares the workers where nobody has asked for it: seldom, and nothing in a step.
+    """Compares the workers' weights seldom, without `--check-every`, at no cost in steps.
 
     Learning rates after each epoch: they are the script's, and a difference is an error. Weights
     after the first epoch and at the end: a difference is told, since it may be that of two kinds of
@@ -155,7 +155,7 @@ class RareReplicaChecks(StepHook):
             self._compare(row.step)
 
     def end_training(self, step: int) -> None:
-        """Compare weights once more, unless their difference has been told."""
+        """Compare weights once more, unless a difference has been reported."""
         if not self._has_warned:
             self._compare(step)
 
@@ -170,7 +170,7 @@ class RareReplicaChecks(StepHook):
 
 @final
 class ReproducibilityChecks(StepHook):
-    """Checks in reproducible mode that hardware, settings and buffers stay what bits depend on."""
+    """With `--shards`: checks that what results depend on (hardware, settings, buffers) stays."""
 
     def __init__(self, numerics: NumericsRecord, agree: Callable[[str], str] | None) -> None:
         """Args:

@@ -1,4 +1,4 @@
-"""Rows within an epoch: when one is due, and what it says."""
+"""Rows of steps.csv: decides when one is due, and computes it."""
 
 import math
 from collections.abc import Mapping
@@ -29,9 +29,9 @@ class StepMark(NamedTuple):
     train_s: float = 0.0
     """The part of it that was spent on steps."""
     samples: int = 0
-    """Of all epochs."""
+    """Samples trained on in all epochs."""
     totals: Totals = Totals()  # nobody changes it
-    """Of the epoch so far."""
+    """Sums of the epoch so far."""
     lr: float = 0.0
     waits: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Of this start's steps of the epoch so far: their time, how long the slowest worker waited for

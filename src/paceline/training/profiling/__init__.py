@@ -1,1 +1,1 @@
-"""Where the time of a step goes: measured on each worker, brought together in profile.json."""
+"""Profiles steps on each worker, and combines the results in profile.json."""

@@ -1,4 +1,4 @@
-"""What the workers contribute of their steps, and what it comes to. Pure."""
+"""Combines the workers' step times into one profile. Pure functions."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ _LAPS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTimes:
-    """What one worker contributes of its steps: seconds, medians over the steps it sampled.
+    """One worker's step times: medians in seconds over the steps that it sampled.
 
     Flat, since it travels as one JSON object and each field is one figure of the report.
     """
@@ -74,7 +74,7 @@ def measure_worker(
         syncing_s: Of a step: what else there is to do for them.
     """
     laps, seen = step_profiler.laps()[-_LAPS:], step_profiler.samples()
-    found = WorkerTimes(
+    times = WorkerTimes(
         host=host,
         steps=len(seen),
         waits_s={str(step): sample.wait_s for step, sample in seen.items()},
@@ -86,9 +86,9 @@ def measure_worker(
     )
     samples = list(seen.values())
     if not samples:
-        return found
+        return times
     return replace(
-        found,
+        times,
         data_s=median(sample.data_s for sample in samples),
         forward_s=median(sample.forward_s for sample in samples),
         backward_s=median(sample.backward_s for sample in samples),
@@ -101,7 +101,7 @@ def measure_worker(
 
 
 def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
-    """Share a step out, so that its parts together are the step.
+    """Divide a step's time into parts that add up to it.
 
     The times of single steps are medians, and a whole step's is a mean over many: what a busy
     machine adds to the mean is shared out among all parts alike.
@@ -130,7 +130,7 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     agreeing_s = often * _median(least for least, _ in agreements)
     waiting += often * _median(more for _, more in agreements)
     # All parts, stretched alike until they are the whole step.
-    found = [
+    seconds = [
         fmean(each.data_s for each in workers),
         fmean(each.forward_s for each in workers),
         fmean(each.backward_s for each in workers),
@@ -139,8 +139,8 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
         fmean(each.optimizer_s for each in workers),
         fmean(each.other_s + each.syncing_s for each in workers) + agreeing_s,
     ]
-    scale = step_s / (sum(found) or 1.0)
-    data, forward, backward, exposed, waiting, optimizer, other = (p * scale for p in found)
+    scale = step_s / (sum(seconds) or 1.0)
+    data, forward, backward, exposed, waiting, optimizer, other = (p * scale for p in seconds)
     return StepParts(
         data=data,
         forward=forward,
@@ -161,8 +161,8 @@ def _apart(waits_s: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
     Returns:
         Both, for each step that has a wait.
     """
-    found = {step for each in waits_s for step in each}
-    of_each = [[each.get(step, 0.0) for each in waits_s] for step in found]
+    averaged = {step for each in waits_s for step in each}
+    of_each = [[each.get(step, 0.0) for each in waits_s] for step in averaged]
     return [(min(step), fmean(step) - min(step)) for step in of_each]
 
 
@@ -194,16 +194,17 @@ def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:
     """
     if not laps:
         return None
-    paces = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
-    total = sum(steps for _, steps in paces)
+    step_times = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
+    total = sum(steps for _, steps in step_times)
 
     def at(share: float) -> float:
+        """Give a quantile, weighted by steps."""
         passed = 0
-        for step_s, steps in paces:
+        for step_s, steps in step_times:
             passed += steps
             if passed >= share * total:
                 return step_s
-        return paces[-1][0]
+        return step_times[-1][0]
 
     middle = sum(lap.seconds for lap in laps) / total if by_mean else at(0.5)
     return Spread(median=middle, low=min(at(_LOW), middle), high=max(at(_HIGH), middle))

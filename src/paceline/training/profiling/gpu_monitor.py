@@ -1,4 +1,4 @@
-"""A worker's GPU while it trains: how much of its memory is used, and how often it computes."""
+"""Monitors a worker's GPU while it trains: memory used, and utilization."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ MEMORY, UTILIZATION = "gpu_memory_bytes", "gpu_utilization"
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Give the most that tensors have taken of a GPU so far, in bytes; None where nobody counts."""
+    """Give the peak bytes that tensors took on a GPU; None if the backend doesn't count them."""
     if not counts_memory(device):
         return None
     return int(torch.accelerator.max_memory_allocated(device))
@@ -28,7 +28,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 @final
 class GpuMonitor:
-    """Samples a GPU once a second, on a thread of its own: nothing of it waits for the device."""
+    """Samples a GPU once a second, on a background thread that never waits for the device."""
 
     def __init__(self, peak: Callable[[], int | None], read: Callable[[], float | None]) -> None:
         """Begin to sample.
@@ -57,7 +57,7 @@ class GpuMonitor:
         return cls(lambda: peak_memory(device), read or _no_reading)
 
     def close(self) -> None:
-        """End the thread; a driver that hangs keeps nobody waiting for long."""
+        """End the thread; doesn't wait for long if the driver hangs."""
         self._ended.set()
         self._thread.join(_END_S)
 

@@ -1,4 +1,4 @@
-"""When a backward pass has its gradients ready, one after another."""
+"""Measures when each gradient of a backward pass is ready."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,16 +20,18 @@ _MOST = 256
 
 @final
 class _Sample:
-    """When the gradients of one step came; a GPU's moments are read when they are asked for."""
+    """When the gradients of one step were ready; GPU events are read lazily."""
 
     def __init__(
-        self, came: Mapping[nn.Parameter, tuple[int, Moment]], passes: Sequence[Sequence[Moment]]
+        self,
+        arrivals: Mapping[nn.Parameter, tuple[int, Moment]],
+        passes: Sequence[Sequence[Moment]],
     ) -> None:
         """Args:
-        came: When, and in which pass.
+        arrivals: When, and in which pass.
         passes: Begin and end of each backward pass.
         """
-        self._came, self._passes = came, passes
+        self._arrivals, self._passes = arrivals, passes
         self._shares: Mapping[nn.Parameter, float] | None = None
 
     def shares(self) -> Mapping[nn.Parameter, float]:
@@ -39,9 +41,9 @@ class _Sample:
             self._shares = {
                 parameter: (before_s[number] + seconds_between(self._passes[number][0], moment))
                 / (before_s[-1] or 1.0)
-                for parameter, (number, moment) in self._came.items()
+                for parameter, (number, moment) in self._arrivals.items()
             }
-            self._came, self._passes = {}, []
+            self._arrivals, self._passes = {}, []
         return self._shares
 
 
@@ -63,13 +65,13 @@ class GradientTimes:
         """Begin and, once it has come, end of each backward pass of the step."""
         self._is_open = False
         """Whether a backward pass is under way."""
-        self._came: dict[nn.Parameter, tuple[int, Moment]] = {}
+        self._arrivals: dict[nn.Parameter, tuple[int, Moment]] = {}
         self._samples: list[_Sample] = []
         self._only_first = False
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Watch the step that begins."""
-        self._passes, self._came, self._is_open = [], {}, False
+        self._passes, self._arrivals, self._is_open = [], {}, False
         self._hooks = [
             p.register_post_accumulate_grad_hook(partial(self._arrive, p))
             for p in parameters
@@ -92,7 +94,7 @@ class GradientTimes:
         """Stop watching; what has come in this step is forgotten."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._came = [], {}
+        self._hooks, self._arrivals = [], {}
 
     def take(self, *, is_first: bool) -> None:
         """Stop watching, and remember the step.
@@ -101,12 +103,12 @@ class GradientTimes:
             is_first: It was the first step, which is like no other: it counts until there is
                 another.
         """
-        came, passes = self._came, self._passes
+        arrivals, passes = self._arrivals, self._passes
         self.drop()
-        if not came or any(len(each) < 2 for each in passes):
+        if not arrivals or any(len(each) < 2 for each in passes):
             return
         earlier = [] if self._only_first else self._samples
-        self._samples, self._only_first = [*earlier, _Sample(came, passes)][-_KEPT:], is_first
+        self._samples, self._only_first = [*earlier, _Sample(arrivals, passes)][-_KEPT:], is_first
 
     def arrivals(self, backward_s: float) -> tuple[Arrival, ...]:
         """Give the usual times, in order, of at most 256 groups; waits until they have passed.
@@ -124,8 +126,8 @@ class GradientTimes:
         return merged(sorted(usual, key=lambda arrival: arrival.at_s))
 
     def _arrive(self, parameter: nn.Parameter, _: Tensor) -> None:
-        if self._is_open and parameter not in self._came:
-            self._came[parameter] = len(self._passes) - 1, now(on_gpu=self._on_gpu)
+        if self._is_open and parameter not in self._arrivals:
+            self._arrivals[parameter] = len(self._passes) - 1, now(on_gpu=self._on_gpu)
 
 
 def merged(arrivals: Sequence[Arrival], most: int = _MOST) -> tuple[Arrival, ...]:

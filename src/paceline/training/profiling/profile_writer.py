@@ -1,4 +1,4 @@
-"""What all workers' times come to: `profile.json`. All contribute, rank 0 writes."""
+"""Writes `profile.json` from the times of all workers. All contribute, rank 0 writes."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _LEAST_S = 2.0
 
 @dataclass(kw_only=True)
 class _Sums:
-    """Over steps whose figures the workers have exchanged."""
+    """Sums over steps whose status the workers have exchanged."""
 
     steps: int = 0
     lap_s: float = 0.0
@@ -116,7 +116,7 @@ class _AveragingCosts:
         return self._exchanged_bytes - before
 
     def after_step(self, sync: GradientSync, step: int, *, waits_are_known: bool) -> None:
-        """Have the averages do their part after a step, and take the time. Collective, as they are.
+        """Run the averaging after a step, and time it. Collective, as that is.
 
         Args:
             sync: Makes them.
@@ -140,7 +140,7 @@ class _AveragingCosts:
         self._noted_s = self._exchanged_s = self.source.waited_s
 
     def begin_method(self) -> None:
-        """Have what is measured from now on be of another method."""
+        """Start measuring another method."""
         self.waits_s, self._between_s, self._steps = {}, 0.0, 0
 
     def _note_wait(self, step: int) -> None:
@@ -157,7 +157,7 @@ class _AveragingCosts:
 @final
 @dataclass(kw_only=True)
 class Profiler:
-    """Puts the workers' times together, and counts what goes over the wire.
+    """Combines the workers' step times, and counts bytes sent over the network.
 
     One object, since a profile is of steps, averages, evaluations and snapshots of the same time:
     where a method changes or an epoch ends, all of them begin anew together.
@@ -205,6 +205,7 @@ class Profiler:
             How long this worker waits for communication in a step.
         """
         waited_s = self.step_profiler.close()
+        # Without averages of weights there is nothing to time.
         if self.averaging is None or self._counted_steps is None:
             return waited_s
         steps = max(1, step - self._counted_steps)
@@ -235,6 +236,7 @@ class Profiler:
         self._lap = _Sums()
         self._lap.add(agreed, steps, sent)
         self._epoch.add(agreed, steps, sent)
+        # Totals of the method leave out a lap in the midst of which it began.
         if self._is_mixed:
             self._is_mixed = False
         else:
@@ -258,7 +260,7 @@ class Profiler:
         return self._communication(self._all if self._all.steps else self._lap)
 
     def begin_method(self, name: str) -> None:
-        """Note that gradients or weights become one in another way from the next step on. Local.
+        """Note that another `--sync` method is used from the next step on. Local.
 
         What was measured of the steps before stands until there is a step of the new kind.
 
@@ -270,12 +272,13 @@ class Profiler:
             self._change_method()
 
     def after_step(self, sync: GradientSync, step: int) -> None:
-        """Have what makes the workers' work one do its part after a step. Collective, as that is.
+        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is.
 
         Args:
-            sync: It.
+            sync: The training's.
             step: How many have been taken.
         """
+        # A method begins with the step after the one at which it was chosen.
         if self._next_method is not None:
             self.step_profiler.reset(step)
             self._is_mixed = True
@@ -292,7 +295,7 @@ class Profiler:
             self.step_profiler.mark("averaged")
 
     def consensus(self, sync: GradientSync, step: int) -> None:
-        """Have the workers' weights made the same at the end of a pass. Collective, as that is.
+        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is.
 
         Args:
             sync: Does it.
@@ -357,7 +360,7 @@ class Profiler:
         return self._made(progress, workers) if any(each.steps for each in workers) else None
 
     def _change_method(self) -> None:
-        """Have what is measured from now on be of the next method."""
+        """Start measuring the next method."""
         assert self._next_method is not None
         self.sync, self._next_method = self._next_method, None
         self._all = _Sums()
@@ -404,7 +407,7 @@ class Profiler:
 
 @final
 class TimedSync(StepHook):
-    """Has what combines the workers' gradients do its part after a step, and takes the time."""
+    """Calls the gradient synchronisation's `after_step`, and measures its time."""
 
     def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
         """Args:

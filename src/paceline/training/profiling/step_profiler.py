@@ -1,4 +1,4 @@
-"""Where this worker's time goes: one step in each half second is sampled closely."""
+"""Profiles this worker: all steps are timed, one in each half second is sampled in detail."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ class Lap:
 
 @final
 class StepProfiler:
-    """Looks closely at single steps, and takes the time of all.
+    """Samples single steps in detail, and times all steps.
 
     The first steps are sampled, the first one of each pass, and one in each half second (or in
     each epoch that is shorter): on
@@ -82,7 +82,7 @@ class StepProfiler:
         self.sampled = 0
         """Steps sampled so far."""
         self.loader_starts_s: list[float] = []
-        """Of each pass: until its first batch."""
+        """Seconds that each pass waited for its first batch."""
         self.on_gpu = is_accelerator(device)
         self.gradients = GradientTimes(on_gpu=self.on_gpu)
         self.batch_waits = BatchWaits() if self.on_gpu else None
@@ -101,7 +101,7 @@ class StepProfiler:
         self._waits: list[tuple[Moment, Moment]] = []
         """Of the newest sample: from when until when this worker waited for gradients."""
         self._ordinary: dict[int, Marks] = {}
-        """By step."""
+        """Samples of ordinary steps, by step."""
         self._odd: deque[tuple[int, Marks]] = deque(maxlen=_EARLY)
         """The newest few that were the first of a pass, or slowed by hooks; with their steps."""
         self._stride = self._seen = 1
@@ -276,7 +276,7 @@ class StepProfiler:
         self._drop()
 
     def _drop(self) -> None:
-        """Look no more at the step under way."""
+        """Stop sampling the current step."""
         self.is_sampling, self._marks = False, []
         self.gradients.drop()
 

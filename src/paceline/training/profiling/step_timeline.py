@@ -1,4 +1,4 @@
-"""One step sampled closely: what happened when, and what its time was spent on."""
+"""The timeline of a sampled step: events with times, and seconds by what they were spent on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What a training is made of: recorded in run.json, compared by workers and by resumed runs."""
+"""Metadata of a training in run.json: settings, versions, hardware; checked on resuming."""

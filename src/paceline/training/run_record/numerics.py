@@ -1,4 +1,4 @@
-"""What bits depend on besides the settings: pinned where it can be, recorded and compared else.
+"""Hardware and library settings that results depend on: pinned if possible, else recorded.
 
 A training whose steps were computed with different ones is mixed: `run.json` tells.
 """
@@ -49,7 +49,7 @@ def pin(threads: int | None) -> None:
 
 
 def pin_kernels() -> None:
-    """Have every operation give the same bits every time. Before CUDA starts.
+    """Turn on deterministic algorithms. Called before CUDA is initialized.
 
     Raises:
         UsageError: The environment asks for something that isn't deterministic.
@@ -106,7 +106,7 @@ def describe_kernels(device: torch.device) -> str:
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
-    """Say what the bits depend on, as it is now in this process.
+    """Describe this process's hardware and settings that results depend on.
 
     Args:
         device: What the worker computes on.
@@ -199,7 +199,7 @@ def _pin_workspace() -> None:
 
 
 def _pin_compiler() -> None:
-    """Have a compiled kernel depend on its own shape alone, not on those that came before."""
+    """Make compiled kernels depend on their own shape alone, not on earlier ones."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 

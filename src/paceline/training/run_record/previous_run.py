@@ -1,4 +1,4 @@
-"""A run that was started before: what its `run.json` says, and what may be changed on resuming."""
+"""Reads an earlier run's `run.json`, and checks which settings may change on resuming."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -50,7 +50,7 @@ FIXED: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousRun:
-    """What a run directory says of its training."""
+    """Settings and recipe of an earlier run, from its run directory."""
 
     recipe: str
     reference: str
@@ -163,7 +163,7 @@ class PreviousRun:
         return settings, arguments
 
     def _may_differ(self, given: Mapping[str, OptionValue]) -> bool:
-        """Tell whether the bits may differ from here on: nobody promised, or the user allows it."""
+        """Tell whether results may differ in bits: without `--shards`, or if the user allows it."""
         allowed = {**self.settings, **given}.get("allow_different_hardware")
         return self.settings.get("shards") is None or bool(allowed)
 
@@ -174,7 +174,7 @@ class PreviousRun:
         return value
 
     def check_epochs(self, epochs: int, step: int) -> None:
-        """Refuse to go on to an epoch that lies behind.
+        """Refuse a number of epochs that the training has passed already.
 
         Args:
             epochs: How many the training is to have now.
@@ -219,6 +219,7 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
     exact = [name for name, _, _ in refused if name in WITH_SHARDS]
     other = [name for name, _, _ in refused if name not in {*FIXED, *exact}]
     text = "these settings differ from the run's:\n" + "\n".join(lines)
+    # What can be done: nothing, leave it as it was, or allow it.
     for name in fixed:
         text += f"\n{flag(name)} can't change within a training, {FIXED[name]}: start a new one"
     if exact:

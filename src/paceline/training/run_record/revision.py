@@ -1,4 +1,4 @@
-"""Which commit of its repository a training's code is of, as git says."""
+"""The git commit of a training's code."""
 
 import subprocess
 from dataclasses import dataclass

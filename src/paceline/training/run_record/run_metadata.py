@@ -177,6 +177,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     derived = description["derived"]
     assert isinstance(derived, dict)
     group = context.group
+    # What every training has.
     lines = [
         f"Paceline {__version__}: {description['recipe']} on {_plural(group.world_size, 'worker')} "
         f"({describe_device(group.device)}, {derived['backend']}, "
@@ -186,6 +187,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         *_data_lines(engine),
         f"  optimizer {derived['optimizer']}",
     ]
+    # What only some have: options that were given, or that this hardware offers.
     lines += _kernels_line(engine)
     if cores := describe_cores(group.device):
         lines.append(f"  cores     {cores}" + (" (rank 0)" if group.world_size > 1 else ""))
@@ -202,6 +204,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
         lines.append(f"  compile   {context.compile_switch.label}")
     if context.graph_switch is not None:
         lines.append(f"  graphs    {context.graph_switch.label}")
+    # Where the run is kept, and the step it goes on from.
     each = "" if context.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
     if context.progress.state.step:
@@ -349,6 +352,7 @@ def _planned(engine: Engine) -> dict[str, object]:
             "train_samples": plan.train_samples,
             "sample_unit": context.unit,
         }
+    # A recipe's optimizer follows from the options, a script's is read from the object itself.
     if plan is not None and context.progress.rate is not None:
         lr, rule = scaled_lr(config.optim, plan.global_batch)
         return found | {"lr": lr, "lr_rule": rule, "optimizer": describe_optimizer(config.optim)}

@@ -1,4 +1,4 @@
-"""What all workers of a training must have in common, as facts with names to compare."""
+"""Facts that must be equal on all workers: versions, settings, data; compared at the start."""
 
 import hashlib
 import importlib.util

@@ -1,1 +1,1 @@
-"""A training's snapshots: taken apart, found on every node, transferred, put back together."""
+"""Saves and restores a training: collects its state, finds and transfers snapshots."""

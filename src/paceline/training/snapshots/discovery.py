@@ -30,7 +30,7 @@ NONE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotInventory:
-    """What one node has."""
+    """Snapshots that one node has on its disk."""
 
     rank: int
     """Of the worker that looked."""
@@ -50,7 +50,7 @@ class SnapshotInventory:
 
     @property
     def order(self) -> tuple[int, int]:
-        """What makes one snapshot newer than another.
+        """Sort key: the newer snapshot's is greater.
 
         A later start counts before a higher step: it knew of all snapshots that it could reach, and
         what a host then brings of an earlier one is a branch that was given up.
@@ -83,6 +83,7 @@ def newest(nodes: Sequence[SnapshotInventory]) -> SnapshotInventory | None:
     best = max(node.order for node in holders)
     first, *others = [node for node in holders if node.order == best]
     for other in others:
+        # Nodes of one start took it together; then only per-worker states can differ.
         together = first.start != "" and other.start == first.start
         if other.manifest != first.manifest and not together:
             raise SnapshotError(
@@ -121,7 +122,7 @@ def _short(node: SnapshotInventory) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a start of a training goes on from; the same on every worker."""
+    """The snapshot that a training resumes from, if any; the same on every worker."""
 
     snapshot: Snapshot | None
     """None where there is none."""
@@ -182,6 +183,7 @@ def best_weights(
     Returns:
         None where no node has one.
     """
+    # Read it wherever a node has one.
     looks = group.rank == 0 if shared else group.placement.local_rank == 0
     path, step = store.best() if looks else None, NONE
     tensors: Mapping[str, Tensor] = {}
@@ -192,6 +194,7 @@ def best_weights(
             report(f"the best snapshot can't be read: {error}")
         else:
             step, tensors = found.step, evaluated_weights(found.tensors)
+    # Of several nodes' the newest counts.
     steps = group.gather_rows(torch.tensor([step]))[:, 0].tolist()
     if max(steps) == NONE:
         return None
@@ -205,17 +208,17 @@ def _of_nodes(store: SnapshotStore, group: Group, report: Report) -> Origin:
     # The newest snapshot that any node holds is given to those that lack it; else the one before.
     while True:
         found = store.newest_good(report, at_most=at_most, alone=False) if looks else None
-        own = _held(store, group.rank, found) if looks else None
+        own = _inventory_of(store, group.rank, found) if looks else None
         inventories = group.gather_texts("" if own is None else own.to_json())
         nodes = [SnapshotInventory.from_json(text) for text in inventories if text]
         started = max(started, *(max(node.started, node.generation) for node in nodes))
         chosen = newest(nodes)
         if chosen is None:
             break
-        lacks = own is not None and own.manifest != chosen.manifest
-        if lacks:
+        is_missing = own is not None and own.manifest != chosen.manifest
+        if is_missing:
             found = None  # what is of no use takes no memory meanwhile
-        fault = transfer_snapshot(store, group, chosen.manifest, chosen.rank, lacks=lacks)
+        fault = transfer_snapshot(store, group, chosen.manifest, chosen.rank, is_missing=is_missing)
         if not fault:
             break
         if group.rank == chosen.rank:
@@ -240,8 +243,8 @@ def _share_best(
     looks = group.placement.local_rank == 0
     for rank, manifest in choices:
         step = parse_sent(manifest.encode()).step
-        lacks = looks and store.manifest(step) != manifest
-        fault = transfer_snapshot(store, group, manifest, rank, lacks=lacks)
+        is_missing = looks and store.manifest(step) != manifest
+        fault = transfer_snapshot(store, group, manifest, rank, is_missing=is_missing)
         if not fault:
             if looks and store.best() != store.path_of(step):
                 _note(lambda: store.mark_best(step), report)  # noqa: B023  # called at once
@@ -258,16 +261,16 @@ def _note(write: Callable[[], None], report: Report) -> None:
         report(f"{error.filename or 'the snapshots'} can't be written: {error.strerror}")
 
 
-def _held(store: SnapshotStore, rank: int, found: Snapshot | None) -> SnapshotInventory:
+def _inventory_of(store: SnapshotStore, rank: int, snapshot: Snapshot | None) -> SnapshotInventory:
     best = store.best()
     return SnapshotInventory(
         rank=rank,
         host=socket.gethostname(),
         started=store.generation(),
-        step=NONE if found is None else found.step,
-        generation=0 if found is None else _generation_of(found),
-        start="" if found is None else str(found.state.get("start", "")),
-        manifest="" if found is None else store.manifest(found.step),
+        step=NONE if snapshot is None else snapshot.step,
+        generation=0 if snapshot is None else _generation_of(snapshot),
+        start="" if snapshot is None else str(snapshot.state.get("start", "")),
+        manifest="" if snapshot is None else store.manifest(snapshot.step),
         best="" if best is None else manifest_text(best),
     )
 

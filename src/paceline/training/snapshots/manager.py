@@ -1,4 +1,4 @@
-"""Snapshots of a training: taking it apart, having it written, putting it back together."""
+"""Collects a training's state, has it written in the background, and restores it."""
 
 import json
 import secrets
@@ -32,7 +32,7 @@ from paceline.training.sync.validation import method_of
 
 @final
 class SnapshotManager:
-    """Saves and restores what a worker trains with. One worker writes, or one of each node."""
+    """Saves and restores a training's state. Rank 0 writes, or one worker of each node."""
 
     def __init__(
         self,
@@ -170,10 +170,10 @@ class SnapshotManager:
         """
         if self._writer is not None:
             self._store.sweep()
-        found = find_origin(self._store, self._group, self._report, shared=self.shared)
-        self._generation = found.generation
+        origin = find_origin(self._store, self._group, self._report, shared=self.shared)
+        self._generation = origin.generation
         self._start = self._group.broadcast_text(secrets.token_hex(8))
-        return None if found.snapshot is None else self._restore(found.snapshot)
+        return None if origin.snapshot is None else self._restore(origin.snapshot)
 
     def load_best(self) -> bool:
         """Put the weights that the best snapshot was evaluated with into the model. Collective.
@@ -184,13 +184,13 @@ class SnapshotManager:
             False where there is none.
         """
         model, group = self._components.model, self._group
-        found = best_weights(self._store, group, self._report, shared=self.shared)
-        if found is None:
+        best = best_weights(self._store, group, self._report, shared=self.shared)
+        if best is None:
             return False
-        if group.rank == found.rank:
-            load_weights(model, found.tensors)
+        if group.rank == best.rank:
+            load_weights(model, best.tensors)
         for tensor in model.state_dict().values():
-            group.broadcast_(tensor.detach(), found.rank)
+            group.broadcast_(tensor.detach(), best.rank)
         self._components.average = None
         return True
 
@@ -204,7 +204,7 @@ class SnapshotManager:
         return f"{newest}. {remedy}"
 
     def flush(self) -> None:
-        """Wait until what was saved is on disk, or has failed (which was said)."""
+        """Wait until saved snapshots are on disk, or have failed (which was reported)."""
         if self._writer:
             self._writer.flush()
 
@@ -285,16 +285,16 @@ class SnapshotManager:
     def _average_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Give the average of the weights for a snapshot; empty where there is none."""
         average = self._components.average
-        found = average.tensors() if average is not None else {}
-        return {"ema": found} if found else {}
+        averages = average.tensors() if average is not None else {}
+        return {"ema": averages} if averages else {}
 
     def _restore_average(self, snapshot: Snapshot) -> None:
-        average, found = self._components.average, snapshot.tensors.get("ema")
-        if average is not None and found:
-            average.restore(found)
+        average, averages = self._components.average, snapshot.tensors.get("ema")
+        if average is not None and averages:
+            average.restore(averages)
         elif average is not None and snapshot.step:
             self._report("The snapshot has no average of the weights (--ema): it begins here")
-        elif found:
+        elif averages:
             self._report(
                 "The snapshot has an average of the weights, and now none is kept (s.ema, --ema): "
                 "from here on the trained weights are evaluated"
@@ -396,10 +396,11 @@ class SnapshotManager:
         state, rank = snapshot.state, self._group.rank
         counted = torch.tensor(state.get("counted"), dtype=torch.float64)
         if state.get("parts", state.get("world_size")) == self._context.division.parts:
-            mine = self._context.division.parts_of(rank)
+            own_parts = self._context.division.parts_of(rank)
             self._buffer_averager.restore(snapshot.tensors["workers"]["buffers"])
-            self._counters.reset(counted[mine.start : mine.stop])
+            self._counters.reset(counted[own_parts.start : own_parts.stop])
             return
+        # Other parts: buffers are averages in the snapshot; sums count once, on rank 0.
         self._buffer_averager.reset()
         self._counters.reset(counted.sum(0, keepdim=True) if rank == 0 else None)
         self._report(

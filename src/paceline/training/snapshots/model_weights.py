@@ -1,4 +1,4 @@
-"""A model's weights: whether they are numbers at all, and putting a snapshot's into it."""
+"""Checks that a model's weights are finite, and loads those of a snapshot."""
 
 from collections.abc import Mapping
 

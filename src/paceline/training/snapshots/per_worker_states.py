@@ -1,4 +1,4 @@
-"""Brings together what each worker has of its own: tensors by name, and JSON."""
+"""Gathers the workers' own states on all workers: tensors by name, and JSON."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 4 << 20
 @final
 @dataclass(frozen=True, kw_only=True)
 class RankState:
-    """What one worker has of its own."""
+    """One worker's own state."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, object] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
     texts = group.gather_texts(json.dumps([described, dict(own.values)]))
     everyone = [json.loads(text) for text in texts]
     likes = [{name: _like(dtype, shape) for name, dtype, shape in each} for each, _ in everyone]
-    found: list[dict[str, Tensor]] = [{} for _ in everyone]
+    gathered: list[dict[str, Tensor]] = [{} for _ in everyone]
     for sizes in _messages(likes):
         names = own.tensors.keys()
         parts = [
@@ -51,13 +51,13 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
         rows = _gathered(group, torch.cat(parts), keeps=keeps)
         if keeps:
             for rank, row in enumerate(rows):
-                found[rank] |= _unflattened(row, sizes, likes[rank])
+                gathered[rank] |= _unflattened(row, sizes, likes[rank])
     if not keeps:
         return []
     # In the order in which each worker has named them.
     return [
         RankState(tensors={name: tensors[name] for name in like}, values=values)
-        for tensors, like, (_, values) in zip(found, likes, everyone, strict=True)
+        for tensors, like, (_, values) in zip(gathered, likes, everyone, strict=True)
     ]
 
 
@@ -113,7 +113,7 @@ def _unflattened(
 
 def merged(states: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Put JSON objects together; of what several have, that of the first counts. Pure."""
-    found: dict[str, object] = {}
+    nested: dict[str, object] = {}
     for state in states:
-        found = {**state, **found}
-    return found
+        nested = {**state, **nested}
+    return nested

@@ -1,4 +1,4 @@
-"""Values and states of a script's own in the snapshots: of the training, or of each worker."""
+"""State that a script registers with `s.keep`: saved in snapshots, shared or per worker."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, final, runtime_checkable
@@ -44,7 +44,7 @@ class KeptValues:
         return _copied(vars(self))
 
     def put_back(self, copy: State) -> None:
-        """Have the values be what they were when a copy was made."""
+        """Restore the values of a copy."""
         vars(self).update(decode(*copy))  # type: ignore[call-overload]  # a dictionary again
 
 
@@ -61,7 +61,7 @@ class Stateful(Protocol):
 
 @final
 class PerPartState:
-    """States that every part of a step has for itself: a shard, or without shards a worker.
+    """State objects with one state for each part of a step: each shard, or else each worker.
 
     One at a time is in the registered objects: that of the part which is gone through.
     """
@@ -69,9 +69,9 @@ class PerPartState:
     def __init__(self) -> None:
         self.objects: dict[str, Stateful] = {}
         """With state_dict and load_state_dict, by name."""
-        self._mine: tuple[int, ...] = ()
+        self._own_parts: tuple[int, ...] = ()
         self._states: dict[int, State] = {}
-        """Of the parts that aren't in the objects now."""
+        """States of the parts that the objects don't hold now."""
         self._now = -1
         """The part whose state is in the objects."""
         self._left: State | None = None
@@ -81,9 +81,9 @@ class PerPartState:
 
     def begin(self, parts: Iterable[int]) -> None:
         """Give all parts of this worker the state that is in the objects. Local to the worker."""
-        self._mine = tuple(parts)
-        self._now = self._mine[0]
-        self._states = {part: self._copy() for part in self._mine[1:]}
+        self._own_parts = tuple(parts)
+        self._now = self._own_parts[0]
+        self._states = {part: self._copy() for part in self._own_parts[1:]}
         self._left = None
 
     def note_resumed(self) -> None:
@@ -97,9 +97,9 @@ class PerPartState:
         self._resumed = None
 
     def begin_step(self) -> None:
-        """Have what the script has changed between two passes hold for all parts. Local."""
+        """Apply what the script has changed between two passes to all parts. Local."""
         if self._left is not None and not _equal(self._left, self._copy()):
-            self.begin(self._mine)
+            self.begin(self._own_parts)
 
     def enter(self, part: int) -> None:
         """Put a part's state into the objects. Local to the worker."""
@@ -111,14 +111,14 @@ class PerPartState:
 
     def end_step(self) -> None:
         """Note what the last part has left. Local to the worker."""
-        if len(self._mine) > 1 and self.objects:
+        if len(self._own_parts) > 1 and self.objects:
             self._left = self._copy()
 
     def own(self) -> RankState:
         """Give the states of this worker's parts, for a snapshot."""
         tensors: dict[str, Tensor] = {}
         values: dict[str, object] = {}
-        for part in self._mine:
+        for part in self._own_parts:
             json, named = self._copy() if part == self._now else self._states[part]
             values[str(part)] = json
             tensors |= {f"{part}{name}": tensor for name, tensor in named.items()}
@@ -141,6 +141,7 @@ class PerPartState:
         if not (self.objects or values):
             return
         names = ", ".join(self.objects) or "nothing"
+        # Check that the snapshot has the same parts with the same states.
         if parts != now and self.objects:
             raise SnapshotError(
                 f"{_PER_WORKER} holds a state of each worker for itself ({names}), and the "
@@ -152,8 +153,9 @@ class PerPartState:
                 f"{_PER_WORKER}: the snapshot has the states of {len(values)} parts, and the "
                 f"script keeps {names}"
             )
+        # Give the open part its state now; the others get theirs when they are opened.
         found: dict[int, State] = {}
-        for part in self._mine:
+        for part in self._own_parts:
             start = f"{part}/"
             named = {n[len(start) - 1 :]: t for n, t in tensors.items() if n.startswith(start)}
             found[part] = values[str(part)], named

@@ -1,4 +1,4 @@
-"""Where a training stands: everything of a snapshot that isn't a tensor."""
+"""Position, clock and best results of a training: what a snapshot's JSON holds."""
 
 import math
 from dataclasses import dataclass, fields

@@ -22,7 +22,7 @@ from paceline.errors import InfrastructureError, SnapshotError
 
 
 def transfer_snapshot(
-    store: SnapshotStore, group: Group, manifest: str, owner: int, *, lacks: bool
+    store: SnapshotStore, group: Group, manifest: str, owner: int, *, is_missing: bool
 ) -> str:
     """Give a snapshot to the nodes that lack it. Collective.
 
@@ -34,7 +34,7 @@ def transfer_snapshot(
         group: The workers.
         manifest: The snapshot's, the same on every worker.
         owner: The rank whose store holds it.
-        lacks: Whether this worker is to write it for its node.
+        is_missing: Whether this worker is to write it for its node.
 
     Returns:
         Empty, or what is wrong with the owner's snapshot; then nobody has received anything.
@@ -47,10 +47,10 @@ def transfer_snapshot(
     what = f"the snapshot of step {content.step} ({num_bytes} bytes) from rank {owner}"
 
     # Who lacks it, and is there room?
-    if not group.gather_rows(torch.tensor([lacks], dtype=torch.uint8)).any():
+    if not group.gather_rows(torch.tensor([is_missing], dtype=torch.uint8)).any():
         return ""
     problem = ""
-    if lacks:
+    if is_missing:
         try:
             store.check_room(num_bytes)
         except OSError as error:
@@ -60,7 +60,7 @@ def transfer_snapshot(
     # Its pieces, each from the owner to all workers
     stream = _Stream(store, group, content, owner)
     pieces = stream.pieces()
-    if lacks:
+    if is_missing:
         try:
             store.receive(manifest, pieces)
         except (OSError, SnapshotError) as error:

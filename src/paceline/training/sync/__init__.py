@@ -1,1 +1,1 @@
-"""Each way of combining the workers' gradients, put into a training."""
+"""`GradientSync` and its implementations: the `--sync` methods within a training."""

@@ -1,4 +1,4 @@
-"""Gradients averaged in every step: by DistributedDataParallel, or by what takes its place."""
+"""All-reduce in every step: by DistributedDataParallel, or an `Averager` in its place."""
 
 from typing import final
 
@@ -47,7 +47,7 @@ class ReplicaSync(GradientSync):
                 self._in_memory.append(averager)
 
     def leave_memory(self) -> None:
-        """Have gradients travel again. To be called alike on all workers, between two steps."""
+        """Go back to DistributedDataParallel. Called alike on all workers, between two steps."""
         for replica in self.replicas if self._in_memory else ():
             replica.defer_to(None)
         self.close()

@@ -1,4 +1,4 @@
-"""`--sync auto`: measures the first steps, and goes on with what they say."""
+"""`--sync auto`: measures the first steps, and chooses a method by them."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +36,7 @@ class AutoSync(ReplicaSync):
     """
 
     def __init__(self, context: TrainingContext) -> None:
-        """Have nothing measured yet."""
+        """Start with no measurements."""
         self.rounding = Compression(None)
         """What the gradients of all models travel in; may change later."""
         super().__init__(context, self.rounding)
@@ -84,7 +84,7 @@ class AutoSync(ReplicaSync):
             self._begin_chosen(step)
 
     def end_epoch(self) -> bool:
-        """Leave it to what was chosen."""
+        """Call the chosen method's, if there is one."""
         return self._inner is not None and self._inner.end_epoch()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
@@ -106,12 +106,14 @@ class AutoSync(ReplicaSync):
         found = state.values.get("choice")
         if found is None:
             return ""
+        # Another number of workers: what was measured doesn't hold any more.
         if world_size != self.context.group.world_size:
             again = (
                 f"--sync auto measures again: it chose for {world_size} workers, and now there are "
                 f"{self.context.group.world_size}"
             )
             return f"{again}. {ON_AVERAGE}" if were_apart(state.values) else again
+        # The same number: go on with the chosen method, and with its state where it has one.
         choice = Choice.from_json(str(found))
         self._adopt(choice)
         values = state.values.get(choice.method)
@@ -145,8 +147,8 @@ class AutoSync(ReplicaSync):
             return
         enough = steps >= _MOST_STEPS or self._times.total_s >= _LEAST_S
         own = torch.tensor([enough, self._times.median_s], dtype=torch.float64)
-        said, step_s = self.context.group.gather_rows(own)[0].tolist()
-        if said:
+        is_enough, step_s = self.context.group.gather_rows(own)[0].tolist()
+        if is_enough:
             self._choose(step_s)
 
     def _choose(self, step_s: float) -> None:
@@ -215,7 +217,7 @@ class AutoSync(ReplicaSync):
         return bool(self.context.group.gather_rows(own).all())
 
     def _stay_alike(self) -> str:
-        """Put another way in the place of local steps; what to say of it. Local to the worker."""
+        """Replace local steps by another method; returns a notice for the user. Local."""
         assert self.choice is not None
         method: SyncMethod = "bf16" if self.choice.sends_half else "allreduce"
         self._adopt(Choice(method=method, why="local steps don't go with this training any more"))
@@ -243,5 +245,5 @@ class AutoSync(ReplicaSync):
 
 
 def make_auto(context: TrainingContext) -> GradientSync:
-    """Have several workers measure; a single one has nothing to combine."""
+    """Make the `AutoSync` of several workers; a single one has nothing to combine."""
     return AllReduceSync(context) if context.group.world_size == 1 else AutoSync(context)

@@ -1,4 +1,4 @@
-"""What `--sync auto` makes of its measurements. Pure; imports no torch."""
+"""How `--sync auto` chooses by its measurements. Pure; imports no torch."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -110,6 +110,7 @@ def final_choice(
     reason = (
         f"communication takes {show_whole_percent(share)} of a step of {show_time(allreduce_s)}"
     )
+    # 1. bf16, where it is faster and leaves little to gain.
     half_gains = half_s < _GAIN * allreduce_s
     if half_gains and left < ENOUGH:
         why = (
@@ -117,11 +118,13 @@ def final_choice(
         )
         return Choice(method="bf16", why=why)
     reason += f", and {show_whole_percent(left)} of {show_time(half_s)} with half the bytes"
+    # 2. PowerSGD, where it is predicted to be faster still.
     best = Choice(method="bf16" if half_gains else "allreduce", why=reason)
     model = _Model.of(profile, round_trip_s)
     best, best_s = _or_powersgd(best, half_s if half_gains else allreduce_s, model, powersgd_rank)
-    if best.method == "powersgd" and model.reached(best.options) >= POWERSGD_TARGET:
+    if best.method == "powersgd" and model.efficiency(best.options) >= POWERSGD_TARGET:
         return best
+    # 3. Local steps, which change results most.
     if not may_be_local:
         return replace(best, why=f"{best.why}; local steps don't go with the other options")
     return _or_local(best, best_s, model)
@@ -138,6 +141,7 @@ class _Model:
 
     @classmethod
     def of(cls, profile: StepProfile, round_trip_s: float) -> Self:
+        """Fit the network to a profile and the time of a small message."""
         return cls(
             compute=Compute.of(profile),
             cluster=fitted_cluster(profile, round_trip_s),
@@ -145,13 +149,16 @@ class _Model:
         )
 
     def step_s(self, method: SyncOptions) -> float:
+        """Predict the seconds of a step."""
         return step_cost(self.compute, method, self.cluster, self.machine).step_s
 
-    def reached(self, method: SyncOptions) -> float:
+    def efficiency(self, method: SyncOptions) -> float:
+        """Predict which fraction of a step is computation."""
         return efficiency(self.compute, method, self.cluster, self.machine)
 
     def describe(self, name: str, method: SyncOptions) -> str:
-        share = show_whole_percent(self.reached(method))
+        """Write that fraction as a part of a sentence, for the log."""
+        share = show_whole_percent(self.efficiency(method))
         return f"with {name}, {share} of the time should be computation"
 
 
@@ -204,6 +211,7 @@ def fitted_cluster(profile: StepProfile, round_trip_s: float) -> Cluster:
         network=Network(bandwidth_bytes_per_s=high, round_trip_s=round_trip_s),
         library="gloo" if profile.device == "cpu" else "nccl",
     )
+    # Bisection on a logarithmic scale: a slower network has more exposed communication.
     for _ in range(_HALVINGS):
         middle = (low * high) ** 0.5
         network = Network(bandwidth_bytes_per_s=middle, round_trip_s=round_trip_s)

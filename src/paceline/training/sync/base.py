@@ -24,7 +24,7 @@ ON_AVERAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SyncState:
-    """What a way of combining gradients has to remember, for a snapshot."""
+    """State of a `GradientSync` in a snapshot."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """On the CPU or the device. What is each worker's own has a first dimension of ranks."""

@@ -1,4 +1,4 @@
-"""The running statistics of a training's models, over all parts of a step."""
+"""Averages running statistics (BatchNorm buffers) over all parts of a step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from paceline.training.components import Components
 
 @final
 class BufferAverager:
-    """Buffers (BatchNorm's) that each part keeps for itself, brought together where it counts.
+    """Keeps buffers for each part, and averages them for evaluations and snapshots.
 
     While training nothing of them is exchanged: evaluations and snapshots average them.
     """
@@ -44,15 +44,15 @@ class BufferAverager:
     def _buffers(self) -> PartBuffers:
         models = self._components.models
         if self._made is None or self._made_for != len(models):
-            mine = self._division.parts_of(self._group.rank)
+            own_parts = self._division.parts_of(self._group.rank)
             # Parts may lack samples in a short batch: then their counts of batches differ.
             integers = self._division.is_fixed or self._division.parts > 1
-            self._made = PartBuffers(self._components.model, mine, with_integers=integers)
+            self._made = PartBuffers(self._components.model, own_parts, with_integers=integers)
             self._made_for = len(models)
         return self._made
 
     def enter(self, part: int) -> None:
-        """Let the models have a part's buffers. Local to the worker."""
+        """Switch the models to a part's buffers. Local to the worker."""
         self._buffers.enter(part)
 
     def own(self) -> Tensor:
@@ -87,8 +87,8 @@ class BufferAverager:
 
     def restore(self, rows: Tensor) -> None:
         """Give this worker's parts theirs back: (parts, K). Local to the worker."""
-        mine = self._division.parts_of(self._group.rank)
-        self._buffers.restore(rows[mine.start : mine.stop])
+        own_parts = self._division.parts_of(self._group.rank)
+        self._buffers.restore(rows[own_parts.start : own_parts.stop])
 
     def reset(self) -> None:
         """Start every part from what the models hold now. Local to the worker."""

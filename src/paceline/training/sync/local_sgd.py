@@ -1,5 +1,6 @@
-"""Local steps in a training: full averages first, then each worker on its own, one again at the
-end of each pass over the training data."""
+"""`--sync local` and `diloco` in a training: averages every step first, then local steps.
+
+Weights are averaged as well at the end of each pass over the training data."""
 
 from contextlib import AbstractContextManager
 from typing import final
@@ -38,7 +39,7 @@ class LocalSync(ReplicaSync):
 
         Args:
             context: Of the training.
-            terms: How the weights become one.
+            terms: Schedule and outer optimizer.
 
         Raises:
             UsageError: The backend can't carry what is asked for.
@@ -135,11 +136,13 @@ class LocalSync(ReplicaSync):
         """Put this worker's own state back, or go on from the average. Local to the worker."""
         shared = {n: t for n, t in state.tensors.items() if not n.startswith(_WORKERS)}
         of_round, rank = require_mapping(state.values.get("round", {})), self.context.group.rank
+        # Workers' own weights fit only where there are as many, in the same rounds.
         same = world_size == self.context.group.world_size
         same = same and state.values.get("warmup_steps") == self._settle_warmup()
         if not (of_round and same and self._local.fits(of_round)):
             self._local.restore(LocalState(shared=shared, own={}, values={}))
             return ON_AVERAGE if of_round else ""
+        # This worker's own: weights, optimizers, loss scale.
         workers, start = state.values["workers"], _worker(rank)
         assert isinstance(workers, list)
         own = RankState(
@@ -224,11 +227,11 @@ class LocalSync(ReplicaSync):
 
 
 def make_local(context: TrainingContext, terms: LocalTerms | None = None) -> GradientSync:
-    """Have the workers train on their own, unless a single one has nothing to average. Collective.
+    """Make the `LocalSync` of several workers; a single one has nothing to average. Collective.
 
     Args:
         context: Of the training.
-        terms: How the weights become one; by default as the options say.
+        terms: Schedule and outer optimizer; by default as the options say.
 
     Raises:
         UsageError: The backend can't carry what is asked for, or somebody compares the workers'

@@ -1,4 +1,4 @@
-"""One state for the optimizers of all workers, where each has trained on its own."""
+"""Averages optimizers' states over the workers after local steps."""
 
 import hashlib
 import json
@@ -101,6 +101,7 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    # Full chunks, so that no message needs memory for all of the state.
     for alike in kinds.values():
         chunk: list[Tensor] = []
         elements = 0

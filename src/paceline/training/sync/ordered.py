@@ -34,7 +34,7 @@ class OrderedSync(GradientSync):
         """
         self._context = context
         self._division = context.division
-        self._mine = self._division.parts_of(context.group.rank)
+        self._own_parts = self._division.parts_of(context.group.rank)
         self._components = context.components
         self._random = context.random
         self._ordered = OrderedSum(context.group, self._division.parts)
@@ -133,6 +133,7 @@ class OrderedSync(GradientSync):
         """
         if more:
             return ()
+        # A shard may come in several pieces: it is complete once its last one has come.
         self._to_come -= batch.local
         if self._to_come == 0:
             self._to_come = -1
@@ -142,7 +143,8 @@ class OrderedSync(GradientSync):
                 self._ordered.close_shard()
         if not batch.last:
             return ()
-        for part in self._mine:
+        # Shards without samples in this step count as zeros.
+        for part in self._own_parts:
             if not self._sizes[part]:
                 self._ordered.skip(part)
         return self._ordered.finish()

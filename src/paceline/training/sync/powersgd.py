@@ -1,4 +1,4 @@
-"""PowerSGD in a training: full averages first, then approximations; in snapshots it is exact."""
+"""`--sync powersgd`: full averages until the warm-up ends, then PowerSGD; resumes exactly."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import final
@@ -24,7 +24,7 @@ class PowerSGDSync(ReplicaSync):
         """Begin with full averages."""
         super().__init__(context)
         self._averagers: dict[str, PowerSGD] = {}
-        """By the model's name."""
+        """Averager of each model, by its name."""
         self._warmup_steps = 0
         self._is_warm = False
 
@@ -52,13 +52,13 @@ class PowerSGDSync(ReplicaSync):
     def state_dict(self) -> SyncState:
         """Give all workers' errors, which travel, and the common bases. Collective."""
         remembered, keeps = dict(self._remembered()), self.context.writes
-        own = RankState(tensors={key: thin.error for key, thin in remembered.items()})
+        own = RankState(tensors={key: low_rank.error for key, low_rank in remembered.items()})
         states = gather_states(self.context.group, own, keeps=keeps) if remembered else []
         tensors = {}
         if keeps:
-            for key, thin in remembered.items():
+            for key, low_rank in remembered.items():
                 tensors[f"error/{key}"] = torch.stack([state.tensors[key] for state in states])
-                tensors[f"basis/{key}"] = thin.basis
+                tensors[f"basis/{key}"] = low_rank.basis
         scales = {name: float(averager.scale) for name, averager in self._averagers.items()}
         return SyncState(tensors=tensors, values={"scales": scales})
 
@@ -71,13 +71,13 @@ class PowerSGDSync(ReplicaSync):
         for name, model in self.context.components.models.items():
             averager, own = self._averagers[name], dict(model.named_parameters())
             averager.scale = float(scales.get(name, 1.0))
-            for parameter, errors in _of_model(state.tensors, "error", name).items():
-                thin = averager.begin(parameter, own[parameter].detach())
+            for parameter, errors in _errors_of(state.tensors, name).items():
+                low_rank = averager.begin(parameter, own[parameter].detach())
                 same = world_size == group.world_size
-                thin.error.copy_(errors[group.rank] if same else errors.mean(0))
+                low_rank.error.copy_(errors[group.rank] if same else errors.mean(0))
                 basis = state.tensors[f"basis/{name}/{parameter}"]
-                if basis.shape == thin.basis.shape:  # else --powersgd-rank has changed
-                    thin.basis.copy_(basis)
+                if basis.shape == low_rank.basis.shape:  # else --powersgd-rank has changed
+                    low_rank.basis.copy_(basis)
         if world_size == group.world_size or not state.tensors:
             return ""
         return (
@@ -98,14 +98,14 @@ class PowerSGDSync(ReplicaSync):
     def _remembered(self) -> Iterator[tuple[str, LowRankState]]:
         """Go through what is remembered, in the same order on all workers."""
         for name, averager in self._averagers.items():
-            for parameter, thin in averager.thin.items():
-                yield f"{name}/{parameter}", thin
+            for parameter, low_rank in averager.low_rank.items():
+                yield f"{name}/{parameter}", low_rank
 
 
 def _scale_of(
     scaler: torch.amp.GradScaler | None, *, on_device: bool
 ) -> Callable[[], float | Tensor]:
-    """Give what tells the loss scale: on a device as a tensor of it, which nobody waits for."""
+    """Give a function for the loss scale: on a device a tensor, so that nothing waits for it."""
     if scaler is None:
         return lambda: 1.0
 
@@ -116,7 +116,7 @@ def _scale_of(
     return scale
 
 
-def _of_model(tensors: Mapping[str, Tensor], kind: str, model: str) -> dict[str, Tensor]:
-    """Pick what is of one kind and one model: tensors by the parameter's name."""
-    start = f"{kind}/{model}/"
+def _errors_of(tensors: Mapping[str, Tensor], model: str) -> dict[str, Tensor]:
+    """Pick the errors of one model, by the parameter's name."""
+    start = f"error/{model}/"
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

@@ -1,4 +1,4 @@
-"""Which way of combining gradients a training has, and what goes with it and with `--shards`.
+"""Chooses the gradient synchronisation, and checks which options go with it and `--shards`.
 
 Imports no torch.
 """
@@ -22,7 +22,7 @@ _DEFAULTS: Mapping[str, OptionValue] = dict(vars(SyncOptions()))
 
 
 def method_of(config: TrainConfig) -> SyncMethod:
-    """Say how gradients become one, by the options."""
+    """Name the `--sync` method that the options choose."""
     if config.sync.sync is not None:
         return config.sync.sync
     return "allreduce" if config.data.shards is None else "ordered"
@@ -102,7 +102,7 @@ def check_every(config: TrainConfig) -> int:
 
 
 def has_alike_weights(config: TrainConfig) -> bool:
-    """Tell whether weights may be compared where nobody has asked for it: they are to be alike.
+    """Tell whether weights are equal on all workers, so that they can be compared by default.
 
     Not where a way of combining may be chosen that leaves each worker its own.
     """
@@ -126,9 +126,11 @@ def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
     method, settings = method_of(config), config.settings()
     effective = [name for name in given if settings.get(name) is not None]
     owned = {name for names in OWN_OPTIONS.values() for name in names}
+    # Options of another method.
     for name in effective:
         if name in owned and name not in OWN_OPTIONS.get(method, ()):
             raise _without_effect(name, method)
+    # Options that only matter together with another one.
     if "patience" in effective and config.loop.target_accuracy is None:
         raise UsageError(
             "--target-epochs has no effect without --target-accuracy: it says how many epochs in a "
@@ -162,7 +164,7 @@ def refuse_backend(method: SyncMethod, backend: str) -> None:
 
 
 def may_choose(config: TrainConfig, method: SyncMethod) -> bool:
-    """Tell whether a method goes with the other options, for one who may choose it. Pure."""
+    """Tell whether a method can be combined with the other options, for `--sync auto`. Pure."""
     try:
         check_method(replace(config, sync=replace(config.sync, sync=method)))
     except UsageError:
@@ -177,7 +179,7 @@ def warmup_steps(config: TrainConfig, steps_per_epoch: int | None) -> int:
 
 
 def describe_method(config: TrainConfig) -> str:
-    """Say how gradients become one, such as `powersgd of rank 4`. Pure."""
+    """Describe the `--sync` method, such as `powersgd of rank 4`. Pure."""
     return describe_options(replace(config.sync, sync=method_of(config)))
 
 

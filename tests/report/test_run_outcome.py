@@ -42,6 +42,7 @@ def change_settings(run: RunDirectory, **settings: object) -> None:
             "stopped after 12 of 20 epochs: time budget of 2h used",
         ),
         ("signal", 12, {}, "interrupted by a signal in epoch 13, at step 276"),
+        ("script", 12, {}, "stopped after 12 of 20 epochs: the script's loop is over"),
         ("moon phase", 12, {}, "stopped after 12 of 20 epochs: moon phase"),
     ],
 )

@@ -48,8 +48,7 @@ _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
 
 _MOST_ACCUMULATED = 64
-"""Steps without an update that may be about gradients for the next one. After more, there may be
-none for long, and what is due can't wait for it."""
+"""Steps without an update that may be about gradients for the next one. Beyond, nothing waits."""
 
 _VALIDATED_TWICE = (
     "several s.evaluate(...) of an epoch give loss or accuracy: the last one's count as its "
@@ -216,7 +215,7 @@ class Engine:
         self._begin_free("turns")
         progress = self.context.progress
         progress.state.total_steps = progress.state.total_steps or count
-        while (progress.can_continue or self._accumulates) and progress.state.step < count:
+        while progress.can_continue and progress.state.step < count:
             self._open_free_step()
             yield progress.state.step
             self._count_step()
@@ -577,7 +576,8 @@ class Engine:
     def _accumulates(self) -> bool:
         """Whether the last steps may have left gradients for the next update; the same on all."""
         since = self.context.progress.state.step - 1 - self.step.updated
-        return 0 < since <= _MOST_ACCUMULATED and bool(self.context.components.optimizers)
+        is_near = self.counting.by == "batches" and 0 < since <= _MOST_ACCUMULATED
+        return is_near and bool(self.context.components.optimizers)
 
     def _do_what_is_due(self) -> None:
         """Exchange the status and save, where it is time for it."""

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from paceline.data.fingerprint import data_fingerprint, describe_state
+from paceline.data.fingerprint import data_fingerprint, describe_state, picked_samples
 from paceline.data.imagefolder import ImageEntry, ImageFolder
 from paceline.data.memory import TensorData, synthetic_images
 
@@ -94,6 +94,26 @@ def test_an_image_folder_by_names_and_sizes() -> None:
 def test_others_by_type_and_size_alone() -> None:
     assert data_fingerprint(Squares(1234)) == "Squares of 1,234 samples"
     assert data_fingerprint(Stream()) == "Stream"
+
+
+class Wrapped(Squares):
+    def __init__(self, inner: Dataset[int]) -> None:
+        super().__init__(3)
+        self.inner, self.transform = inner, None
+
+
+def test_which_samples_subsets_pick() -> None:
+    data = Squares(100)
+    own = picked_samples(Subset(data, [1, 5, 7]))
+    assert own.startswith("3 samples, ")
+    assert own == picked_samples(Subset(Squares(50), torch.tensor([1, 5, 7])))  # type: ignore[arg-type]
+    assert own == picked_samples(Subset(data, np.array([1, 5, 7], dtype=np.int32)))  # type: ignore[arg-type]
+    assert own == picked_samples(ConcatDataset([data, Subset(data, [1, 5, 7])]))
+    assert own == picked_samples(Wrapped(Subset(data, [1, 5, 7])))
+    nested = [Subset(Subset(data, outer), [0, 1]) for outer in ([1, 5, 7], [1, 6, 7])]
+    others = [Subset(data, order) for order in ([1, 7, 5], [1, 5, 8], range(3), ["a", "b", "c"])]  # type: ignore[arg-type]
+    assert len({own, *map(picked_samples, [*nested, *others])}) == 7
+    assert picked_samples(data) == picked_samples(Wrapped(data)) == picked_samples(3) == ""
 
 
 class Joined:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.script.entry import _run_as_main
+from tests.script.scripts import command
 from tests.script.test_verified import REQUEST
 
 TELLS = """
@@ -36,3 +37,55 @@ def test_a_file_and_a_module(
     assert argv[1:] == ["--lr", "1"]
     assert Path(place) == (tmp_path if is_module else folder)
     assert package == (folder.name if is_module else "")
+
+
+DRAWS = """
+import json, random, sys
+from pathlib import Path
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
+import paceline
+
+names = [str(number) for number in range(40)]
+random.shuffle(names)
+letters = list({chr(97 + number) * 3 for number in range(20)})
+picked = np.random.permutation(20).tolist()
+part, _ = random_split(TensorDataset(torch.arange(40).float()[:, None]), [30, 10])
+model = nn.Linear(1, 1)
+with paceline.session(device="cpu", loader_workers=0) as s:
+    attempt = len(list(Path(".").glob("drawn-*"))) // s.world_size
+    drawn = [names, letters, picked, part.indices, model.weight.item()]
+    s.barrier()
+    Path(f"drawn-{attempt}-{s.rank}.json").write_text(json.dumps(drawn))
+    model = s.model(model)
+    s.optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    batches = s.loader(part, global_batch=10)
+    for epoch in s.epochs(2):
+        for x, in batches:
+            s.step(model(x).square().mean())
+        if epoch == 0 and attempt == 0 and s.rank == 0:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_drawn_before_the_session_is_the_same_on_all_workers_and_once_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "draws.py").write_text(DRAWS)
+    paceline = [sys.executable, "-m", "paceline"]
+    words = ["run", "draws.py", "--workers", "2", "--run-dir", "r", "--seed", "3"]
+    done = command([*paceline, *words], tmp_path)
+    assert done.returncode == 75, done.stderr
+    resumed = command([*paceline, "resume", "r"], tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    drawn = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("drawn-*"))]
+    assert len(drawn) == 4
+    assert all(each == drawn[0] for each in drawn)
+    # The same command gives the same weights: nothing to warn of.
+    assert "without a seed" not in done.stdout + done.stderr
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["derived"]["unseeded_models"] == []

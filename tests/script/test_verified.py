@@ -62,7 +62,7 @@ def test_script_and_arguments(
         payloads.append(payload)
         return json.dumps({"stopped_because": "watched", "cut": False})
 
-    monkeypatch.setattr(verified, "run_watched", run_watched)
+    monkeypatch.setattr(verified, "_watch_unseeded", run_watched)
     verified.main([*before, str(trial), *words])
     given = Trial.from_json(payloads[0])
     assert given.steps == 3
@@ -82,7 +82,7 @@ def test_a_training_that_is_cut_off_ends_the_process_at_once(
         raise EndedError(code)
 
     cut = json.dumps({"stopped_because": "watched", "cut": True})
-    monkeypatch.setattr(verified, "run_watched", lambda payload: cut)
+    monkeypatch.setattr(verified, "_watch_unseeded", lambda payload: cut)
     monkeypatch.setattr("os._exit", end)
     with pytest.raises(EndedError, match="0"):
         verified.main([str(trial), "train.py"])
@@ -97,7 +97,7 @@ def test_a_failure_is_recorded_and_ends_the_process_at_once(
     def end(code: int) -> None:
         raise EndedError(code)
 
-    monkeypatch.setattr(verified, "run_watched", run_watched)
+    monkeypatch.setattr(verified, "_watch_unseeded", run_watched)
     monkeypatch.setattr("os._exit", end)
     with pytest.raises(EndedError, match="65"):
         verified.main([str(trial), "train.py"])

@@ -3,7 +3,14 @@ import random
 import numpy as np
 import torch
 
-from paceline.training.rng import generators, seed_everything, step_key, step_seed
+from paceline.training.rng import (
+    generators,
+    has_drawn_unseeded,
+    seed_before_session,
+    seed_everything,
+    step_key,
+    step_seed,
+)
 
 
 def draw() -> tuple[float, float, float]:
@@ -16,6 +23,22 @@ def test_the_seed_settles_all_three_generators() -> None:
     seed_everything(3)
     assert draw() == first
     seed_everything(4)
+    assert all(a != b for a, b in zip(draw(), first, strict=True))
+
+
+def test_a_script_begins_with_numbers_of_its_own_that_count_as_seeded() -> None:
+    seed_everything(3)
+    session = draw()
+    seed_before_session(3)
+    first = draw()
+    assert not has_drawn_unseeded()
+    seed_before_session(3)
+    assert draw() == first
+    assert all(a != b for a, b in zip(draw(), session, strict=True))
+    torch.seed()
+    draw()
+    assert has_drawn_unseeded()
+    seed_before_session(4)
     assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 

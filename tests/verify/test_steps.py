@@ -20,6 +20,7 @@ from paceline.verify.events import (
     PassEnded,
 )
 from paceline.verify.finding import Case
+from paceline.verify.remedies import ADVICE
 from paceline.verify.trace import Trace, collect_trace
 from tests.verify.made import begun, stepped
 
@@ -133,3 +134,9 @@ def test_a_sessions_losses_count_by_their_samples(
     )
     found = list(no_mean_over_samples(case_of(first, other, 1e-3)))
     assert [str(finding.cause) for finding in found] == cause
+    if cause == ["weighed-alike"]:  # what has the losses so isn't known: both are named
+        assert "means over unequal numbers" in found[0].what
+        assert "or model or loss sees a whole batch at once (padding" in found[0].what
+        advice = ADVICE[found[0].cause]
+        assert "weight=items" in advice.paceline
+        assert "fixed length" in advice.paceline

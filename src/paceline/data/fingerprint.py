@@ -8,7 +8,7 @@ import hashlib
 import random
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from logging import Handler, Logger, Manager
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from paceline.data.memory import TensorData
 from paceline.data.protocols import Fingerprinted
@@ -54,6 +54,41 @@ def data_fingerprint(data: object) -> str:
     if isinstance(data, Fingerprinted):
         return f"{name}{size}, {data.fingerprint()[:_SHOWN]}"
     return f"{name}{size}"
+
+
+def picked_samples(data: object) -> str:
+    """Describe which samples torch's `Subset`s pick, `data` itself or those that it is made of.
+
+    Data sets in a data set's attributes are looked at as well, as where one wraps a subset for its
+    transforms. No sample is read.
+
+    Args:
+        data: Any data set.
+
+    Returns:
+        Such as `200 samples, 1f4b7a90`; empty where there is no subset.
+    """
+    waiting, seen, found = deque([data]), set[int](), list[str]()
+    while waiting and len(seen) < _MOST_ITEMS:
+        value = waiting.popleft()
+        if id(value) in seen or not isinstance(value, Dataset):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Subset):
+            found.append(_of_indices(value.indices))
+        if isinstance(value, ConcatDataset):
+            waiting += value.datasets
+        waiting += getattr(value, "__dict__", {}).values()
+    return " of ".join(found)
+
+
+def _of_indices(indices: Sequence[int]) -> str:
+    numbers = np.asarray(indices)
+    if numbers.dtype.kind not in "iu":  # of a data set with keys, say
+        content = repr(list(indices)).encode()
+    else:
+        content = numbers.astype(np.int64).tobytes()
+    return f"{len(indices):,} samples, {hashlib.sha256(content).hexdigest()[:_SHOWN]}"
 
 
 def _places(samples: int) -> Tensor:

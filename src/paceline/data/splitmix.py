@@ -23,6 +23,7 @@ class Domain(IntEnum):
     STEP = 6
     EPOCH = 7
     COLLATE = 8
+    SCRIPT = 9
 
 
 def mix64(value: int) -> int:

@@ -16,10 +16,30 @@ from paceline.distributed.environment import (
 from paceline.errors import InterruptedTraining, JobError
 from paceline.script.ending import ended_with_its_block
 from paceline.training.config import TrainConfig, TrainRequest
+from paceline.training.rng import seed_before_session
 from paceline.training.worker import set_up_torch
 
 
 def run_script(payload: str) -> str:
+    """Run a script as `python SCRIPT ARGUMENTS` would, with its random numbers seeded.
+
+    Args:
+        payload: As `run_unseeded` has it.
+
+    Returns:
+        As `run_unseeded` does.
+
+    Raises:
+        JobError: The script ended itself with an exit code other than 0.
+    """
+    # A fork has Python's generator seeded anew, otherwise in every worker.
+    seed_before_session(
+        TrainConfig.from_settings(TrainRequest.from_json(payload).settings).loop.seed
+    )
+    return run_unseeded(payload)
+
+
+def run_unseeded(payload: str) -> str:
     """Run a script as `python SCRIPT ARGUMENTS` would.
 
     Args:

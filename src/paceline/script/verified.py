@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from paceline.errors import ExitCode
 from paceline.launch.errors.error_records import exit_code_of, kind_of, run_guarded
 from paceline.launch.heartbeat import note
 from paceline.launch.process_tree import die_with_parent
-from paceline.script.entry import run_script
+from paceline.script.entry import run_script, run_unseeded
 from paceline.training.config import TrainRequest
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.worker import run_training
@@ -32,6 +32,24 @@ def run_watched(payload: str) -> str:
 
     Args:
         payload: A `Trial` as JSON.
+
+    Returns:
+        JSON with `stopped_because`, and whether the training was `cut` off.
+    """
+    return _watch(payload, run_script)
+
+
+def _watch_unseeded(payload: str) -> str:
+    """Train as a launching command of the user's own would, which seeds nothing."""
+    return _watch(payload, run_unseeded)
+
+
+def _watch(payload: str, run_script: Callable[[str], str]) -> str:
+    """Train until enough was seen.
+
+    Args:
+        payload: A `Trial` as JSON.
+        run_script: Runs what isn't a recipe.
 
     Returns:
         JSON with `stopped_because`, and whether the training was `cut` off.
@@ -81,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
     trial = replace(trial, request=request.to_json())
     try:
         rank, log_dir = current_placement().rank, Path(trial.log_dir)
-        ended = run_guarded(run_watched, trial.to_json(), log_dir, rank)
+        ended = run_guarded(_watch_unseeded, trial.to_json(), log_dir, rank)
     except BaseException as error:  # noqa: BLE001 - the process ends here, with a record
         # At once, without clean-up: its peers notice it at once as well.
         os._exit(exit_code_of(kind_of(error)))

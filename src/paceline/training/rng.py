@@ -17,7 +17,22 @@ def seed_everything(seed: int) -> None:
 
     So that a recipe builds the same weights everywhere, also where it draws from several of them.
     """
-    key = derive_key(Domain.WEIGHTS, seed)
+    _seed_defaults(derive_key(Domain.WEIGHTS, seed))
+
+
+def seed_before_session(seed: int) -> None:
+    """Seed the same generators before a script's first line, alike on every worker and resume.
+
+    So that data which it shuffles or splits before its session are the same everywhere. The key
+    has 32 bits, as a seed that somebody gave: see `has_drawn_unseeded`.
+
+    Args:
+        seed: What the command line gives: the script's own isn't known before it runs.
+    """
+    _seed_defaults(derive_key(Domain.SCRIPT, seed) & _CPU_SEED_MASK)
+
+
+def _seed_defaults(key: int) -> None:
     random.seed(key)
     np.random.seed(key & _CPU_SEED_MASK)  # user code draws from NumPy's old generator
     torch.manual_seed(key)

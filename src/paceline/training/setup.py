@@ -32,6 +32,7 @@ from paceline.training.hooks.step_checks import (
     ReplicaChecks,
     ReproducibilityChecks,
     StreamChecks,
+    SubsetChecks,
 )
 from paceline.training.loss_weights import LossWeights
 from paceline.training.optimizer_step import OptimizerStep
@@ -230,6 +231,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     # Checks that every training has.
     yield LoopChecks(context, warn)
     yield StreamChecks(warn)
+    yield SubsetChecks()
     # The loss scale, and what the gradient synchronisation does after a step.
     if context.scaler is not None:
         yield context.optimizer_step

@@ -121,11 +121,15 @@ ADVICE: Mapping[Cause, Advice] = {
         "(loss * len(batch) * world_size / samples_of_all_ranks).backward()",
     ),
     Cause.WEIGHED_ALIKE: Advice(
-        "the mean of the ranks' means isn't the mean over all items: one of a rank that has few "
-        "counts more",
-        "s.step(loss, weight=items): over how many this worker's loss is the mean",
-        "count = all_reduce(SUM) of the items on all ranks, then "
-        "(sum_of_losses * world_size / count).backward()",
+        "the mean of the ranks' losses isn't the batch's: one that is a mean over few items counts "
+        "as much as one over many, and what sees a share alone gives another loss than what sees "
+        "the batch",
+        "of a mean over items s.step(loss, weight=items), over how many this worker's is; of what "
+        "sees a whole batch pad to a fixed length (or mask what is padded), and for Dice or pairs "
+        "s.gather(...) before the loss",
+        "of a mean over items count = all_reduce(SUM) of them on all ranks, then "
+        "(sum_of_losses * world_size / count).backward(); else pad to a fixed length, or "
+        "torch.distributed.nn.functional.all_gather before the loss",
     ),
     Cause.ACROSS_SAMPLES: Advice(
         "a loss over pairs or ranks of samples (contrastive, triplets) finds fewer of them in a "

@@ -18,9 +18,11 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    random_split,
 )
 
 from paceline.data.augment import RandomFlip
@@ -400,6 +402,24 @@ def test_what_differs_in_the_data_is_named(what: str, tmp_path: Path) -> None:
     named = "data set TensorDataset of 20 samples" if what == "labels" else what
     assert re.search(f"rank 2 on .* has {named}.*, rank 0 on", message)
     assert "rank 1" not in message
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.core_cases(True)
+def test_subsets_that_were_drawn_apart_are_an_error(trains: bool, tmp_path: Path) -> None:
+    def body(group: Group) -> str:
+        data = TensorDataset(*points(30))
+        torch.manual_seed(group.rank)  # as processes of torchrun, which nobody seeds
+        part, _ = random_split(data, [20, 10])
+        with session_on(group, tmp_path) as s:
+            with pytest.raises(JobError) as error:
+                s.loader(part, global_batch=8) if trains else s.eval_loader(part)
+            s.loader(Subset(data, range(20)), global_batch=8)
+        return str(error.value)
+
+    (message,) = set(run_ranks(2, body))
+    assert re.search("rank 1 on .* has samples in its Subset 20 samples, ", message)
+    assert re.search(r"random_split.*generator=torch.Generator\(\).manual_seed\(0\)", message)
 
 
 def test_a_stream_of_raw_images_cant_be_augmented_on_the_device() -> None:

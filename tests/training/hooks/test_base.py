@@ -31,6 +31,7 @@ from paceline.training.hooks.step_checks import (
     ReplicaChecks,
     ReproducibilityChecks,
     StreamChecks,
+    SubsetChecks,
 )
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.profile_writer import TimedSync
@@ -55,6 +56,7 @@ TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     MetricsLogger: {},
     LoopChecks: {},
     StreamChecks: {},
+    SubsetChecks: {},
     RareReplicaChecks: {},
     ReplicaChecks: {"check_every": 2},
     ReproducibilityChecks: {"shards": 2},

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, JobError, UsageError
@@ -276,3 +277,37 @@ def test_a_stream_that_gives_other_samples_once_resumed_is_told(
     out = capfd.readouterr().out
     assert told in out
     assert bool(told) == ("uninterrupted training" in out)
+
+
+def judge(net: nn.Module, batch: object) -> dict[str, Tensor]:
+    inputs, targets = pair_of(batch)
+    return {"hits": net(inputs).argmax(1) == targets}
+
+
+@pytest.mark.parametrize(
+    ("again", "refused"),
+    [(range(20), False), (range(1, 21), True), (range(24), False)],
+    ids=["the same", "drawn anew", "others on purpose"],
+)
+def test_a_subset_that_has_other_samples_once_resumed_is_an_error(
+    again: range, refused: bool, tmp_path: Path
+) -> None:
+    def body(group: Group, picked: range, epochs: int) -> str:
+        with session_on(group, tmp_path) as s:
+            net = s.model(nn.Linear(5, 2))
+            s.optimizer(sgd(net))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            judged = s.eval_loader(Subset(TensorDataset(*points()), picked))
+            try:
+                for _ in s.epochs(epochs):
+                    for inputs, targets in map(pair_of, batches):
+                        s.step(F.cross_entropy(net(inputs), targets))
+                    s.evaluate(partial(judge, net), judged)
+            except JobError as error:
+                return str(error)
+            s.engine.snapshots.flush()
+        return ""
+
+    assert run_ranks(1, body, range(20), 1) == [""]
+    (told,) = run_ranks(1, body, again, 2)
+    assert ("other samples in a Subset" in told and "random_split" in told) == refused

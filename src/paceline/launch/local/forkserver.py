@@ -93,6 +93,8 @@ def _serves(running: _Setting, wanted: _Setting) -> bool:
 def _environment(threads: int) -> Iterator[None]:
     ours = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     ours[LAUNCHER_VARIABLE] = str(os.getpid())
+    # Python reads it at its start alone: sets of text have one order in all workers and starts.
+    ours["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"
     before = {name: os.environ.get(name) for name in (*ours, *AT_IMPORT)}
     os.environ.update(ours)
     for name in AT_IMPORT:

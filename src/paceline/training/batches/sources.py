@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from paceline.data.augment import Augment
 from paceline.data.batch import BatchSource
-from paceline.data.fingerprint import data_fingerprint
+from paceline.data.fingerprint import data_fingerprint, picked_samples
 from paceline.data.loading.dataset_worker import Collate, WorkerInit
 from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.sampled import SampledOrder
@@ -36,6 +36,9 @@ from paceline.training.config import TrainConfig
 from paceline.training.job import ImageSet
 
 AnyData: TypeAlias = "ImageSet | Dataset[object] | DataLoader[object] | DataSource"
+
+
+_PICKED = "samples in its Subset"
 
 
 @final
@@ -220,6 +223,15 @@ def _own_order(sampler: Sampler[int], data: object, seed: int) -> SampledOrder |
     return SampledOrder(sampler, seed)
 
 
+DRAWN_APART = (
+    "Where a Subset's samples are drawn before paceline.session() without a seed, as by "
+    "torch.utils.data.random_split, each process draws its own, and a resumed training draws "
+    "others. Split behind paceline.session(), or give random_split a "
+    "generator=torch.Generator().manual_seed(0)"
+)
+"""Cause and remedy where a subset isn't the same everywhere."""
+
+
 def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None) -> None:
     """Refuse data sets that differ between workers: wrong results would follow. Collective.
 
@@ -241,11 +253,14 @@ def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None
     if plan is not None:
         facts["global_batch"] = str(plan.global_batch)
         facts["drop_last"], facts["shuffle"] = str(plan.drop_last), str(plan.shuffle)
+    if picked := picked_samples(served.data):
+        facts[_PICKED] = picked
     # Every worker compares the same facts, so that all raise the same error.
     texts = group.gather_texts(WorkerFacts.here(facts).to_json())
-    found = disagreement(list(map(WorkerFacts.from_json, texts)))
-    if found:
-        raise JobError(found)
+    workers = list(map(WorkerFacts.from_json, texts))
+    if found := disagreement(workers):
+        drawn_apart = len({worker.facts.get(_PICKED) for worker in workers}) > 1
+        raise JobError(f"{found}. {DRAWN_APART}" if drawn_apart else found)
 
 
 def make_source(

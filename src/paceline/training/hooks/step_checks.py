@@ -1,18 +1,20 @@
 """Checks after steps and epochs: equal weights on all workers, equal streams, unsaved state."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import final
 
 import torch
 
+from paceline.data.fingerprint import picked_samples
 from paceline.data.loading.stream import StreamRecord, StreamSource
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
 from paceline.results.metrics_table import EpochRow
-from paceline.training.batches.loader import Loader
+from paceline.training.batches.loader import EvalLoader, Loader
+from paceline.training.batches.sources import DRAWN_APART
 from paceline.training.components import Components
 from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
@@ -96,6 +98,46 @@ class StreamChecks(StepHook):
         """Give what the streams have given, summed up."""
         records = [asdict(source.record) for source in self._sources]
         return {"streams": records} if records else {}
+
+
+@final
+class SubsetChecks(StepHook):
+    """Compares, once resumed, which samples torch's `Subset`s pick with those trained on before."""
+
+    def __init__(self) -> None:
+        self._loaders: Sequence[Loader | EvalLoader] = ()
+        self._known: list[str] = []
+
+    def setup(
+        self, components: Components, position: TrainState, saved: Mapping[str, object]
+    ) -> None:
+        """Compare those of the loaders that there are.
+
+        Raises:
+            JobError: As many samples as before are others; alike on all workers.
+        """
+        self._loaders = components.loaders
+        before = saved.get("subsets", [])
+        assert isinstance(before, list)  # as `state_dict` has it
+        # Of another size they are others on purpose: nothing that is drawn anew changes it.
+        for then, now in zip(before, self._picked(), strict=False):
+            if then != now and then.split()[0] == now.split()[0]:
+                raise JobError(
+                    f"the training was resumed with other samples in a Subset ({now}) than it "
+                    f"began with ({then}): it might train on what it has been evaluated "
+                    f"on. {DRAWN_APART}"
+                )
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Give which samples the subsets pick, as checksums."""
+        picked = self._picked()
+        return {"subsets": list(picked)} if any(picked) else {}
+
+    def _picked(self) -> list[str]:
+        """Look at each loader once: hashing a million numbers takes a moment."""
+        new = self._loaders[len(self._known) :]
+        self._known += [picked_samples(loader.served.data) for loader in new]
+        return self._known
 
 
 @final

@@ -135,8 +135,11 @@ def no_mean_over_samples(case: Case) -> Iterator[Finding]:
     counted = "by their samples" if in_session else "alike"
     # A mean over all items lies between the ranks' means, and is their mean only by equal weights.
     if min(parts) < whole < max(parts):
-        cause, why = Cause.WEIGHED_ALIKE, "they are means over unequal numbers of items (tokens, "
-        why += "targets, weights of classes)"
+        # What is certain is that they don't add up; two things have it so.
+        cause = Cause.WEIGHED_ALIKE
+        why = "either they are means over unequal numbers of items (tokens, targets, weights of "
+        why += "classes), or model or loss sees a whole batch at once (padding to its longest "
+        why += "sample, Dice, pairs)"
     else:
         cause, why = Cause.ACROSS_SAMPLES, "it is no mean over samples. Does it compare those of a "
         why += "batch with each other?"

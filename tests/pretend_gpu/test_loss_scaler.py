@@ -16,7 +16,7 @@ import os
 import torch
 from pytorch_optimizer import LARS, Lamb, NovoGrad
 from torch import nn, optim
-from paceline.optim.loss_scaler import LossScaler, _copy_unless, _like, _rests
+from paceline.optim.loss_scaler import LossScaler, _copy_unless, _like, _scratch
 from tests.pretend_gpu.counters import SYNCS, counted_here
 
 LOST = {0, 7, 8, 20, 21, 29}
@@ -110,7 +110,7 @@ sources = [odd.cuda(), torch.randn(2, 3, 4, 4).cuda().to(memory_format=torch.cha
 for flag in (0.0, 1.0):
     targets = [torch.full_like(one, 5.0) for one in sources]
     before = [one.clone() for one in (*sources, *targets)]
-    _copy_unless(torch.tensor(flag, device="cuda"), sources, targets, _rests(sources))
+    _copy_unless(torch.tensor(flag, device="cuda"), sources, targets, _scratch(sources))
     expected = [*before[:2], *before[2 * int(flag):2 * int(flag) + 2]]
     pairs = zip((*sources, *targets), expected, strict=True)
     print(all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs))

@@ -84,7 +84,7 @@ def test_an_epoch_that_ends_with_unused_gradients_says_so(
                         optimizer.zero_grad()
 
     run_ranks(1, body)
-    assert capfd.readouterr().out.count("gradients that no update has used") == 1
+    assert capfd.readouterr().out.count("gradients that no update has used yet") == 1
 
 
 def test_a_batch_at_which_the_loop_is_left_counts_if_it_was_trained_on(tmp_path: Path) -> None:
@@ -177,13 +177,15 @@ def test_figures_of_a_second_evaluation_do_not_erase_those_of_the_first(
         found = []
         with parts(group, tmp_path) as (s, model, _, batches):
             test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            other = s.eval_loader(TensorDataset(*points(7, seed=3)))
             for epoch in s.epochs(2):
                 for x, y in map(pair_of, batches):
                     s.step(F.cross_entropy(model(x), y))
                 s.evaluate(lambda _: {"loss": 1.0, "accuracy": 0.5}, test)
                 s.evaluate(lambda _: {"own": 3.0}, test)
+                s.evaluate(lambda _: {"accuracy": 0.5}, test)  # of the same data: no word
                 if epoch == 1:
-                    s.evaluate(lambda _: {"accuracy": 0.25}, test)
+                    s.evaluate(lambda _: {"accuracy": 0.25}, other)
                 found.append(s.engine.context.progress.state.val_accuracy)
         return found
 
@@ -192,3 +194,19 @@ def test_figures_of_a_second_evaluation_do_not_erase_those_of_the_first(
     last = (tmp_path / "metrics.csv").read_text().splitlines()
     columns = dict(zip(*(line.split(",") for line in (last[0], last[-1])), strict=True))
     assert (columns["val_loss"], columns["val_accuracy"], columns["val_own"]) == ("1", "0.25", "3")
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 49.0])
+def test_an_accuracy_that_is_no_share_is_named(
+    accuracy: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with parts(group, tmp_path) as (s, model, _, batches):
+            test = s.eval_loader(TensorDataset(*points(11, seed=2)))
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+                s.evaluate(lambda _: {"accuracy": accuracy}, test)
+
+    run_ranks(1, body)
+    assert capfd.readouterr().out.count("should lie between 0 and 1") == int(accuracy > 1)

@@ -71,6 +71,8 @@ def choose_run(given: str) -> RunDirectory:
         UsageError: There is no such directory, and no run is called so, or several are.
     """
     run, usual = RunDirectory.named(given), USUAL_FOLDER.absolute()
+    if run.path.is_file():
+        raise UsageError(f"{given} is a file: name the directory of a run, or the run")
     if not _is_missing(run.path):
         return run
     # Not a directory: a name, as it is listed below runs/.

@@ -89,7 +89,8 @@ class OpenSession:
     def _at_exit(self) -> None:
         # atexit isn't told why the process ends: a signal, `sys.exit`, or the script's last line.
         progress = self._session.engine.context.progress
-        stopped = progress.stopping == "signal" and progress.state.ended is None
+        is_open = self._session.engine.epoch.is_open  # where the stop has waited for an update
+        stopped = progress.stopping == "signal" and progress.state.ended is None and not is_open
         error = InterruptedTraining() if stopped else self._left_by
         try:
             self.end(error)

@@ -156,6 +156,8 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
             raise
         # The script has come to its end.
         if s.engine.begun:
+            # A generator that a variable holds isn't closed by `break`.
+            s.engine.context.script.has_left |= s.is_in_loop
             s.engine.close_epoch()  # the script left its last one by `break`
             finish(s.engine, request)
 

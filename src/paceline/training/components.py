@@ -136,7 +136,8 @@ class Components:
         Where the script keeps objects of its own, one of them may hold it.
         """
         known = {id(getattr(scheduler, "optimizer", None)) for scheduler in self.schedulers}
-        keeps_objects = not all(isinstance(kept, KeptValues) for kept in self.others.values())
+        plain = KeptValues | Loader
+        keeps_objects = not all(isinstance(kept, plain) for kept in self.others.values())
         scheduled = [o for o in self.optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
         return not keeps_objects and any(id(optimizer) not in known for optimizer in scheduled)
 

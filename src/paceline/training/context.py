@@ -100,6 +100,8 @@ class OpenEpoch:
     """Sums of a pass that is over."""
     validated: bool = False
     """Whether there has been an evaluation."""
+    validated_on: object = None
+    """The loader whose loss or accuracy count."""
     lr: float | None = None
     """Of the last step: the script may step its scheduler before the epoch is recorded."""
     logged: Metrics = field(default_factory=dict)

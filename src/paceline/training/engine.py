@@ -29,6 +29,12 @@ from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
 from paceline.training.loss_weights import LossWeights
+from paceline.training.optimizer_step import (
+    BEHIND_LOADER,
+    UNUSED_GRADIENTS,
+    VALIDATED_TWICE,
+    WITHOUT_LOADER,
+)
 from paceline.training.options import LoopOptions
 from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
@@ -47,30 +53,8 @@ from paceline.training.weight_average import WeightAverage
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
 
-_MOST_ACCUMULATED = 64
+_MAX_ACCUMULATED = 64
 """Steps without an update that may be about gradients for the next one. Beyond, nothing waits."""
-
-_VALIDATED_TWICE = (
-    "several s.evaluate(...) of an epoch give loss or accuracy: the last one's count as its "
-    "validation, for the best snapshot, early stopping and targets. Give those of other data other "
-    "names, such as test_accuracy"
-)
-_BEHIND_LOADER = (
-    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
-    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
-    "to the session first"
-)
-_UNKNOWN_SCHEDULER = (
-    "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
-    "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
-    "s.steps_done"
-)
-_WITHOUT_LOADER = (
-    "a step within s.epochs() without a training loader that the session knows: each worker trains "
-    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
-    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
-    "s.steps(count)"
-)
 
 
 @final
@@ -150,8 +134,6 @@ class Engine:
             if restored.step_in_epoch and components.train_loader is not None:
                 components.note_resumed()
         self.step.updated = progress.state.step - 1
-        if components.has_unknown_scheduler():
-            context.optimizer_step.report_once(_UNKNOWN_SCHEDULER)
         # Everything that takes part in the steps goes on from there.
         components.for_each_model(nn.Module.train)
         self.sync.setup(progress.state.step)
@@ -200,8 +182,6 @@ class Engine:
         self.figures = dict(epoch.logged)
         for end_epoch in context.hooks.end_epoch:
             end_epoch(row)
-        if context.script.has_left:  # all have, as is known by now
-            state.ended = state.ended or "script"
         if state.step_in_epoch == 0:
             self.counters.reset()
         self.epoch = OpenEpoch()
@@ -252,7 +232,7 @@ class Engine:
         source: Iterator[Batch] = iter(())
         most = whole = 0
         try:
-            while progress.stopping is None or self._accumulates:
+            while progress.stopping is None or (self._accumulates and progress.postpones_stop()):
                 # Fetch the next batch, cut as the workers' shares are now.
                 if loader.plan is not plan:
                     plan = loader.plan
@@ -333,9 +313,9 @@ class Engine:
         context = self.context
         refuse_eval_batch(context.components.loaders)
         if self.counting.by == "batches" and context.components.train_loader is None:
-            context.optimizer_step.report_once(_WITHOUT_LOADER)
+            context.optimizer_step.report_once(WITHOUT_LOADER)
         elif self.counting.by == "batches" and context.progress.has_seen_all:
-            context.optimizer_step.report_once(_BEHIND_LOADER)
+            context.optimizer_step.report_once(BEHIND_LOADER)
         if self.counting.take_due():
             self._do_what_is_due()
         loss = self.losses.backward(loss, None, weight, more=more)
@@ -433,9 +413,11 @@ class Engine:
         context, progress = self.context, self.context.progress
         self.before_collective("s.evaluate(...)")
         saves = save and self.begun
+        # Behind the loop over batches nothing follows that a snapshot could wait for.
+        keep = self._save if self.step.batch is None else self.snapshot
         if early := saves and progress.expects_long_evaluation:
-            self.snapshot(must=True)
-        last = (lambda: self.snapshot(must=True)) if saves and not early else None
+            keep(best=False, must=True)
+        last = (lambda: keep(best=False, must=True)) if saves and not early else None
         self.note.operation = EVALUATING
         with (
             context.buffer_averager.averaged_buffers(),
@@ -482,15 +464,17 @@ class Engine:
             context.console.warn(warning)
         self.note.operation = "script"
 
-    def note_validation(self, figures: Metrics, samples: int) -> None:
+    def note_validation(self, figures: Metrics, samples: int, loader: object = None) -> None:
         """Make figures the open epoch's validation result; others are logged as they are. Local."""
         for after_evaluation in self.context.hooks.after_evaluation:
             after_evaluation(figures, samples)
         if self.epoch.is_open:
             is_first, self.epoch.validated = not self.epoch.validated, True
             took = self.context.progress.take_validation(figures, samples, is_first=is_first)
-            if not is_first and len(took) < len(figures):
-                self.context.optimizer_step.report_once(_VALIDATED_TWICE)
+            if len(took) < len(figures):
+                before, self.epoch.validated_on = self.epoch.validated_on, loader
+                if before not in (None, loader):
+                    self.context.optimizer_step.report_once(VALIDATED_TWICE)
             self.epoch.logged |= took
 
     def _read_ahead(self, loader: Loader) -> None:
@@ -503,8 +487,10 @@ class Engine:
     def _close_pass(self) -> None:
         """End a pass over the data, with the step that the script has left its loop in."""
         self.epoch.left = False
-        if self.step.batch is not None and self._is_untouched(self.step.batch):
+        if self.step.batch is not None and self._is_untouched:
             self.step.batch = None  # as where the loop had been shorter
+            for replica in self.context.replicas:
+                replica.syncing = True
         elif self.step.batch is not None:
             self.before_collective("break")
             self._count_step()
@@ -513,11 +499,13 @@ class Engine:
             self.note.operation = "average"
             self.context.profiler.consensus(self.sync, self.context.progress.state.step)
 
-    def _is_untouched(self, batch: Batch) -> bool:
-        """Tell whether nothing has been trained with a whole batch that is open."""
-        is_trained = self.context.optimizer_step.has_gradients
-        is_updated = self.step.updated == self.context.progress.state.step
-        return batch.last and self.step.loss_before is None and not is_trained and not is_updated
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether nothing has been trained with the open batch; the same on all workers."""
+        optimizer_step, step = self.context.optimizer_step, self.step
+        is_trained = optimizer_step.has_gradients or optimizer_step.holds_pieces
+        is_trained |= step.loss_before is not None or optimizer_step.counts_batches
+        return not is_trained and step.updated != self.context.progress.state.step
 
     def _open_step(self) -> None:
         context = self.context
@@ -576,8 +564,10 @@ class Engine:
     def _accumulates(self) -> bool:
         """Whether the last steps may have left gradients for the next update; the same on all."""
         since = self.context.progress.state.step - 1 - self.step.updated
-        is_near = self.counting.by == "batches" and 0 < since <= _MOST_ACCUMULATED
-        return is_near and bool(self.context.components.optimizers)
+        is_near = self.counting.by == "batches" and 0 < since <= _MAX_ACCUMULATED
+        # Where each worker takes steps of its own, they may differ in what they leave out.
+        trains_apart = self.context.optimizer_step.counts_batches
+        return is_near and bool(self.context.components.optimizers) and not trains_apart
 
     def _do_what_is_due(self) -> None:
         """Exchange the status and save, where it is time for it."""
@@ -592,9 +582,11 @@ class Engine:
         progress = self.context.progress
         if progress.stopping != "signal":
             return
-        if self._accumulates:
+        if self._accumulates and progress.postpones_stop():
             progress.next_agreement = progress.state.step  # after the next step again
         else:
+            if self._accumulates:
+                self.context.optimizer_step.report_once(UNUSED_GRADIENTS)
             self._save(best=False, must=True)
             self.epoch.is_open = False  # it stays as it was saved
             raise InterruptedTraining

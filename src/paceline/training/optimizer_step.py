@@ -29,9 +29,26 @@ _WITHOUT_OPTIMIZER = (
     "s.prepare(...) or s.optimizer(...), else no snapshot has its state, and a resumed training "
     "begins with a new one"
 )
-_UNUSED_GRADIENTS = (
-    "the epoch ended with gradients that no update has used: its snapshot doesn't have them, so a "
-    "training resumed there goes on without them. Update with the last batch of an epoch as well"
+UNUSED_GRADIENTS = (
+    "this snapshot doesn't have gradients that no update has used yet: a training resumed from it "
+    "goes on without them. Update with the last batch of an epoch as well"
+)
+
+VALIDATED_TWICE = (
+    "several s.evaluate(...) of an epoch give loss or accuracy: the last one's count as its "
+    "validation, for the best snapshot, early stopping and targets. Give those of other data other "
+    "names, such as test_accuracy"
+)
+BEHIND_LOADER = (
+    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
+    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
+    "to the session first"
+)
+WITHOUT_LOADER = (
+    "a step within s.epochs() without a training loader that the session knows: each worker trains "
+    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
+    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
+    "s.steps(count)"
 )
 
 
@@ -206,7 +223,7 @@ class OptimizerStep(StepHook):
             batches: How many there were at its end.
         """
         if self.has_gradients and batches > 0:
-            self.report_once(_UNUSED_GRADIENTS if self._own_steps else _WITHOUT_OPTIMIZER)
+            self.report_once(UNUSED_GRADIENTS if self._own_steps else _WITHOUT_OPTIMIZER)
         elif batches > 1:
             self.report(_WITHOUT_UPDATE)
 

@@ -19,6 +19,8 @@ from paceline.training.options import LoopOptions
 from paceline.training.snapshots.train_state import StopReason, TrainState, finite
 from paceline.training.status_exchange import Agreement, steps_to_next
 
+_MAX_POSTPONED_S = 1.5
+"""By so much the end on a signal waits for an update: launchers kill after a few seconds."""
 _VALIDATION = ("loss", "accuracy", "top5_accuracy")
 """Figures of an evaluation that have a place of their own."""
 _LONG_EVALUATION_S = 2.0
@@ -70,6 +72,7 @@ class TrainingProgress:
     _is_warm: bool = False
     _kept_back_s: float = 0.0
     _closing_eval_s: float = 0.0
+    _stop_asked_s: float | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -163,6 +166,14 @@ class TrainingProgress:
         """Note that a snapshot has been taken."""
         self._unsaved_s = 0.0
         self.saves_next = self.saves_best = False
+
+    def postpones_stop(self) -> bool:
+        """Tell whether the end on a signal may wait for an update: by the clock, alike on all."""
+        if self.stopping != "signal":
+            return False
+        if self._stop_asked_s is None:
+            self._stop_asked_s = self.state.elapsed_s
+        return self.state.elapsed_s - self._stop_asked_s < _MAX_POSTPONED_S
 
     def lap(self) -> float:
         """Take the time since the last call."""

@@ -479,7 +479,7 @@ class Session:
             figures, samples = average(judge, batches, context.group, context.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
-        engine.note_validation(figures, samples)
+        engine.note_validation(figures, samples, loader)
         return figures
 
     def _eval_loader_of(self, loader: object) -> EvalLoader:

@@ -202,6 +202,10 @@ def test_runs_are_found_by_their_names(
         choose_runs(["digits-1", str(first.path)])
     with pytest.raises(UsageError, match="holds no training, and no folder in it does"):
         choose_runs([str(first.snapshots)])
+    notes = folder.parent / "notes.md"
+    notes.touch()
+    with pytest.raises(UsageError, match="is a file: name the directory of a run"):
+        choose_run(str(notes))
 
 
 def test_a_running_one_is_compared_by_what_it_has(make_run: MakeRun) -> None:

@@ -285,19 +285,27 @@ def judge(net: nn.Module, batch: object) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("again", "refused"),
-    [(range(20), False), (range(1, 21), True), (range(24), False)],
-    ids=["the same", "drawn anew", "others on purpose"],
+    ("again", "trains", "refused"),
+    [
+        (range(20), True, False),
+        (range(1, 21), True, True),
+        (range(24), True, False),
+        (None, True, False),
+        (range(1, 21), False, False),
+    ],
+    ids=["the same", "drawn anew", "others on purpose", "no subset", "to evaluate on alone"],
 )
 def test_a_subset_that_has_other_samples_once_resumed_is_an_error(
-    again: range, refused: bool, tmp_path: Path
+    again: range | None, trains: bool, refused: bool, tmp_path: Path
 ) -> None:
-    def body(group: Group, picked: range, epochs: int) -> str:
+    def body(group: Group, picked: range | None, epochs: int) -> str:
         with session_on(group, tmp_path) as s:
             net = s.model(nn.Linear(5, 2))
             s.optimizer(sgd(net))
-            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
-            judged = s.eval_loader(Subset(TensorDataset(*points()), picked))
+            every = TensorDataset(*points(24))
+            train = Subset(every, range(20)) if trains else every
+            batches = s.loader(train, global_batch=BATCH)
+            judged = s.eval_loader(every if picked is None else Subset(every, picked))
             try:
                 for _ in s.epochs(epochs):
                     for inputs, targets in map(pair_of, batches):

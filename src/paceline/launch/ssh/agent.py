@@ -232,9 +232,8 @@ class Agent:
         code = process.wait()
         child.finish()
         self._end_leftovers()
-        readers[
-            0
-        ].join()  # no process holds the other end any more, and all messages have to be sent
+        # No process holds the other end any more, and all messages have to be sent.
+        readers[0].join()
         for reader in readers[1:]:
             reader.join(_ORPHAN_S)
         return code

@@ -12,7 +12,7 @@ COMPILING_LEAST_S = 120.0
 """With compilation: a new shape of a batch compiles anew, which may take a minute."""
 _TIMES = 10.0
 _OF_TIMEOUT = 0.9
-_APART_S = 10.0
+_MISMATCH_S = 10.0
 """For workers that wait in different collectives: no slow step or network explains that, so this is
 for the seconds that lie between the states of several hosts."""
 _BUSY, _IDLE = 0.5, 0.1
@@ -87,7 +87,7 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
         reason = reason or "a worker waits for the others"
     # In different collectives they would wait for ever.
     if _elsewhere(states) is not None:
-        quiet_s, limit_s = min(s.age_s for s in states), min(limit_s, _APART_S)
+        quiet_s, limit_s = min(s.age_s for s in states), min(limit_s, _MISMATCH_S)
     # Unseen workers may explain the wait.
     if quiet_s < limit_s * (2 if unseen else 1):
         return None

@@ -136,9 +136,10 @@ def curve_pictures(shown: Comparison, across: Across) -> list[Picture]:
 
 
 def _line(shown: Comparison, place: int, metric: str, across: Across) -> Line:
-    points = curve(shown.runs[place], metric, across)
-    if shown.runs[place].report.steps.has(metric):
-        places = middles([x for x, _ in points], whole=across != "time")
+    run = shown.runs[place]
+    points = curve(run, metric, across)
+    if run.report.steps.has(metric):
+        places = middles([x for x, _ in points], _places(run, across), whole=across != "time")
         points = tuple(zip(places, (y for _, y in points), strict=True))
     points = tuple(points[i] for i in thin(len(points), MAX_POINTS))
     write = figures.show_percent if _is_share(metric) else figures.show_loss

@@ -21,10 +21,16 @@ from paceline.training.hooks.base import StepHook
 from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
 
+_UNKNOWN_SCHEDULER = (
+    "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
+    "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
+    "s.steps_done"
+)
+
 
 @final
 class LoopChecks(StepHook):
-    """Checks at the end of an epoch whether scripts have left their loop early."""
+    """Checks what scripts do around the session: loops left early, schedulers of their own."""
 
     def __init__(self, context: TrainingContext, warn: Callable[[str], None]) -> None:
         """Args:
@@ -34,12 +40,25 @@ class LoopChecks(StepHook):
         self._context = context
         self._warn = warn
         self._resumed_at = 0
+        self._has_named_accuracy = False
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
-        """Note where the training goes on from."""
+        """Note where the training goes on from, and look for what no snapshot has."""
         self._resumed_at = position.step
+        if components.has_unknown_scheduler():
+            self._warn(_UNKNOWN_SCHEDULER)
+
+    def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
+        """Look once whether an accuracy is a share: targets and the best snapshot go by it."""
+        accuracy = metrics.get("accuracy", 0.0)
+        if (accuracy < 0.0 or accuracy > 1.0) and not self._has_named_accuracy:
+            self._has_named_accuracy = True
+            self._warn(
+                f"s.evaluate has an accuracy of {accuracy:.4g}, which should lie between 0 and 1: "
+                "give its mean over the batch, or one element for each sample, no sum or percentage"
+            )
 
     def end_epoch(self, row: EpochRow) -> None:
         """Compare who has left, before anything else that all do together. Collective.
@@ -60,6 +79,9 @@ class LoopChecks(StepHook):
                 "of its own. Decide by what is the same on all workers: by what s.evaluate(...) "
                 "returns, or by sums, s.sum(...)"
             )
+        if left and not stayed:
+            state = self._context.progress.state
+            state.ended = state.ended or "script"
         # What the script counts or compares itself has begun anew when it was resumed.
         others = self._context.components.others.values()
         keeps = [each for each in others if not isinstance(each, Loader)]
@@ -119,9 +141,13 @@ class SubsetChecks(StepHook):
         self._loaders = components.loaders
         before = saved.get("subsets", [])
         assert isinstance(before, list)  # as `state_dict` has it
+        picked = self._picked()
+        trained = zip(self._loaders, picked, strict=True)
+        if not any(isinstance(loader, Loader) and subset for loader, subset in trained):
+            return  # all is trained on, whatever it is evaluated on
         # Of another size they are others on purpose: nothing that is drawn anew changes it.
-        for then, now in zip(before, self._picked(), strict=False):
-            if then != now and then.split()[0] == now.split()[0]:
+        for then, now in zip(before, picked, strict=False):
+            if then != now and then.partition(" ")[0] == now.partition(" ")[0]:
                 raise JobError(
                     f"the training was resumed with other samples in a Subset ({now}) than it "
                     f"began with ({then}): it might train on what it has been evaluated "

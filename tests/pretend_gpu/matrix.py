@@ -223,15 +223,16 @@ def covering() -> list[Cell]:
     return [
         Cell(recipe=recipe, way=way, precision=precision, devices=devices)
         for recipe, way, precision, devices in (
-            ("digits", "allreduce", "fp32", 2),
+            ("digits", "allreduce", "fp16", 2),
+            ("digits", "powersgd", "fp16", 1),
             ("digits", "shards", "fp16", 2),
             ("synthetic", "shards", "fp32", 1),
-            ("synthetic", "powersgd", "fp16", 1),
+            ("synthetic", "powersgd", "bf16", 1),
             ("mnist", "local", "fp16", 2),
             ("mnist", "auto", "bf16", 2),
             ("fashion-wideresnet", "bf16", "fp32", 2),
             ("fashion-wideresnet", "diloco", "bf16", 2),
-            ("cifar10-wideresnet", "allreduce", "fp16", 1),
+            ("cifar10-wideresnet", "allreduce", "bf16", 1),
             ("cifar10-wideresnet", "shards", "bf16", 1),
             ("stl10-resnet18", "fp16", "bf16", 1),
             ("imagefolder-vgg19", "allreduce", "fp32", 1),

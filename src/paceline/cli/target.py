@@ -56,7 +56,7 @@ class Target:
             UsageError: There is no such recipe, or the command line names nothing.
         """
         own, script_args = part_script_args(tokens)
-        if (of_run := take_script_of_run(tokens)) is not None:
+        if (of_run := _take_script_of_run(tokens)) is not None:
             name, script_args = of_run
         else:
             name, own = take_target(own, usage, what)
@@ -126,7 +126,7 @@ def take_target(
     return name, rest
 
 
-def take_script_of_run(tokens: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
+def _take_script_of_run(tokens: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Take a script out of the `run.json` of `--config`, where the command line names nothing.
 
     Args:
@@ -143,9 +143,18 @@ def take_script_of_run(tokens: Sequence[str]) -> tuple[str, tuple[str, ...]] | N
     config = config_named(own)
     if config is None or config.script is None or names_something(own):
         return None
-    if not Path(config.script).is_file():
+    return script_of(config), given if "--" in tokens else config.script_args
+
+
+def script_of(config: ConfigFile) -> str:
+    """Give the path of the script whose `run.json` a file is.
+
+    Raises:
+        UsageError: It is gone.
+    """
+    if config.script is None or not Path(config.script).is_file():
         raise UsageError(f"there is no file {config.script}, the script of {config.path}")
-    return config.script, given if "--" in tokens else config.script_args
+    return config.script
 
 
 def refuse_another(trained: str, recipe: str | None, config: ConfigFile | None) -> None:

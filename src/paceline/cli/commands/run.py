@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
 from paceline.cli.commands.train import RUN_DIR, begin, print_config
 from paceline.cli.output import TRAIN_OUTPUT, Output
-from paceline.cli.target import config_named, merge_layers, refuse_another
+from paceline.cli.target import config_named, merge_layers, refuse_another, script_of
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     names_something,
@@ -114,9 +114,7 @@ def _take_script(tokens: Sequence[str], config: ConfigFile | None) -> tuple[str,
         trains_it = command_line("train", "--config", str(config.path))
         raise UsageError(f"{config.path} is for the recipe {config.recipe}: {trains_it} trains it")
     if config is not None and config.script is not None:
-        if not Path(config.script).is_file():
-            raise UsageError(f"there is no file {config.script}, the script of {config.path}")
-        return config.script, tokens
+        return script_of(config), tokens
     raise UsageError(f"{_why_no_script(tokens)}. Usage: {_USAGE}")
 
 

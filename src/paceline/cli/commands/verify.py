@@ -12,12 +12,11 @@ from paceline._version import __version__
 from paceline.cli.output import check_place
 from paceline.cli.target import (
     NOT_OF_TRIALS,
+    Target,
     config_named,
     list_training_options,
     merge_layers,
     refuse_another,
-    take_script_of_run,
-    take_target,
 )
 from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
@@ -47,7 +46,7 @@ from paceline.recipes.registry import reference_of
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
 from paceline.training.config import TrainConfig, TrainRequest
-from paceline.training.recipe import Recipe, absolute_reference, load_recipe
+from paceline.training.recipe import Recipe, absolute_reference
 from paceline.verify.launch_commands import (
     LaunchCommand,
     is_launcher,
@@ -143,33 +142,24 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     if "--" in tokens and not names_script and not names_something(own):
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
-    if (of_run := take_script_of_run(tokens)) is not None:
-        target, script_args = of_run
-    else:
-        target, own = take_target(own, _USAGE, "what to verify")
-    if is_launcher(target):
-        raise UsageError(
-            f"{target} is no recipe: a launching command comes after --, and options before that: "
-            f"`paceline verify -- {target} ...`"
-        )
-    if RunDirectory.named(target).run_json.exists():
-        raise UsageError(f"{target} is a run directory: give the recipe or the script it is of")
-    is_script = of_run is not None or target.endswith(".py")
-    recipe = None if is_script else load_recipe(reference_of(target))
+    if names_something(own):
+        _refuse_no_training(own[0])
+    target = Target.read(tokens, _USAGE, "what to verify")
+    recipe = target.recipe
     listed = _listed_options(recipe)
-    command = command_line("verify", target)
-    if wants_help(own):
-        show_help(command, _ABOUT, listed, own)
-    refuse_script_args(() if is_script else script_args)
+    command = command_line("verify", target.name)
+    if wants_help(target.own):
+        show_help(command, _ABOUT, listed, target.own)
+    refuse_script_args(() if target.is_script else target.script_args)
     # Settings of the training, without those of this command.
-    found = read_options(command, _ABOUT, own, listed, settled=_NOT_OURS)
+    found = read_options(command, _ABOUT, target.own, listed, settled=_NOT_OURS)
     given = found.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
     if recipe is None:
         settings = merge_layers(settings, found.of_file(), {})
-        request = _script_request(target, settings, script_args)
+        request = _script_request(target.name, settings, target.script_args)
     else:
-        request = _recipe_request(target, recipe, settings, found.of_file())
+        request = _recipe_request(target.name, recipe, settings, found.of_file())
     config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
     options = pick(VerifyOptions, given)
@@ -179,6 +169,21 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, count)
     return _request(request, config, workers, options)
+
+
+def _refuse_no_training(name: str) -> None:
+    """Refuse what is neither a recipe nor a script, but is often given.
+
+    Raises:
+        UsageError: It is a launcher, or the directory of a run.
+    """
+    if is_launcher(name):
+        raise UsageError(
+            f"{name} is no recipe: a launching command comes after --, and options before that: "
+            f"`paceline verify -- {name} ...`"
+        )
+    if RunDirectory.named(name).run_json.exists():
+        raise UsageError(f"{name} is a run directory: give the recipe or the script it is of")
 
 
 def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:

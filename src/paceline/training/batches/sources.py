@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias, cast, final
 
 import torch
@@ -71,6 +72,11 @@ class DataSource:
     def batch_sizes(self) -> list[int]:
         """Of each step of an epoch, where the script makes the batches; else empty."""
         return self.order.sizes if self.order is not None else []
+
+    @cached_property
+    def picked_samples(self) -> str:
+        """Which samples torch's `Subset`s pick; hashed once, and as they are then."""
+        return picked_samples(self.data)
 
     def num_samples(self) -> int:
         """Count the samples of a pass; 0 if the number is unknown."""
@@ -253,8 +259,8 @@ def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None
     if plan is not None:
         facts["global_batch"] = str(plan.global_batch)
         facts["drop_last"], facts["shuffle"] = str(plan.drop_last), str(plan.shuffle)
-    if picked := picked_samples(served.data):
-        facts[_PICKED] = picked
+    if served.picked_samples:
+        facts[_PICKED] = served.picked_samples
     # Every worker compares the same facts, so that all raise the same error.
     texts = group.gather_texts(WorkerFacts.here(facts).to_json())
     workers = list(map(WorkerFacts.from_json, texts))

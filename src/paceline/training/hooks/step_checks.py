@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 
-from paceline.data.fingerprint import picked_samples
 from paceline.data.loading.stream import StreamRecord, StreamSource
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
@@ -128,7 +127,6 @@ class SubsetChecks(StepHook):
 
     def __init__(self) -> None:
         self._loaders: Sequence[Loader | EvalLoader] = ()
-        self._known: list[str] = []
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -157,13 +155,10 @@ class SubsetChecks(StepHook):
     def state_dict(self) -> Mapping[str, object]:
         """Give which samples the subsets pick, as checksums."""
         picked = self._picked()
-        return {"subsets": list(picked)} if any(picked) else {}
+        return {"subsets": picked} if any(picked) else {}
 
     def _picked(self) -> list[str]:
-        """Look at each loader once: hashing a million numbers takes a moment."""
-        new = self._loaders[len(self._known) :]
-        self._known += [picked_samples(loader.served.data) for loader in new]
-        return self._known
+        return [loader.served.picked_samples for loader in self._loaders]
 
 
 @final

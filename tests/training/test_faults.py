@@ -12,7 +12,7 @@ from paceline.data.order import epoch_order, step_share
 from paceline.distributed.group import Group
 from paceline.errors import JobError, NonFiniteLossError
 from paceline.metrics.counters import Totals
-from paceline.training import engine as engine_module
+from paceline.training.evaluation import validation
 from paceline.training.job import Job
 from paceline.training.options import LoopOptions
 from paceline.training.progress import TrainingProgress
@@ -135,13 +135,13 @@ def test_all_workers_expect_the_evaluation_of_the_slowest(tmp_path: Path) -> Non
         def slow(*_: object) -> float:
             return 2.0 if group.rank == 1 else 0.5
 
-        vars(engine_module)["time_batches"] = slow  # a forked process
+        vars(validation)["time_batches"] = slow  # a forked process
         config = configure(time_budget="30s")
         with open_session(config, prepared(tmp_path), group, StopFlag(under_launcher=True)) as s:
             training = prepare(s, plain_job(val_samples=13))
             s.engine.context.console = console = RecordingConsole()
             next(s.epochs(1))
-            s.engine.time_evaluation(training.evaluate_batch, training.validation)
+            s.engine.validation.measure_time(training.evaluate_batch, training.validation)
             return s.engine.context.progress.timed_eval_s, console.lines
 
     (timed_s, told), (other_s, other_told) = run_ranks(2, body)

@@ -169,6 +169,7 @@ class TrainingContext:
     """What takes part in the models' forward and backward passes."""
     script: ScriptLoop = field(default_factory=ScriptLoop)
     step: OpenStep = field(default_factory=OpenStep)
+    epoch: OpenEpoch = field(default_factory=OpenEpoch)
 
     def announce(self, line: str, **derived: object) -> None:
         """Say a line, and note in `run.json` what has come to be. On rank 0."""

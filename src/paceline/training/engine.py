@@ -1,4 +1,4 @@
-"""The engine under the session: steps, status exchanges, epochs, evaluation, snapshots."""
+"""The engine under the session: steps, status exchanges, epochs, snapshots."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -6,17 +6,15 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
-from paceline.launch.heartbeat import DEVICE_WAIT, EVALUATING, StepNote
+from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
-    EvalLoader,
     Loader,
     refuse_between_shards,
     refuse_eval_batch,
@@ -24,19 +22,14 @@ from paceline.training.batches.loader import (
 )
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.context import CountedBy, OpenEpoch, OpenStep, StepCounter, TrainingContext
-from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
-from paceline.training.evaluation.evaluator import eval_mode, time_batches
+from paceline.training.evaluation.distributed_mean import Metrics
+from paceline.training.evaluation.evaluator import eval_mode
+from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
 from paceline.training.loss_weights import LossWeights
-from paceline.training.optimizer_step import (
-    BEHIND_LOADER,
-    UNUSED_GRADIENTS,
-    VALIDATED_TWICE,
-    WITHOUT_LOADER,
-)
+from paceline.training.optimizer_step import UNUSED_GRADIENTS
 from paceline.training.options import LoopOptions
-from paceline.training.progress import describe_too_long
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import (
     NOTHING,
@@ -44,17 +37,25 @@ from paceline.training.status_exchange import (
     Status,
     StopFlag,
     agree,
-    agree_on_pause,
 )
 from paceline.training.sync.base import GradientSync
 from paceline.training.sync.validation import check_method
 from paceline.training.weight_average import WeightAverage
 
-_TIMING_S = 2.0
-"""For timing an evaluation by its first batches, at most, or one batch."""
-
 _MAX_ACCUMULATED = 64
 """Steps without an update that may be about gradients for the next one. Beyond, nothing waits."""
+
+_BEHIND_LOADER = (
+    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
+    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
+    "to the session first"
+)
+_WITHOUT_LOADER = (
+    "a step within s.epochs() without a training loader that the session knows: each worker trains "
+    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
+    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
+    "s.steps(count)"
+)
 
 
 @final
@@ -78,9 +79,14 @@ class Engine:
     """Of the script's own, in the last epoch that was recorded here."""
     step: OpenStep
     """The context's."""
-    epoch: OpenEpoch = field(default_factory=OpenEpoch)
+    validation: Validation
     counting: StepCounter = field(default_factory=StepCounter)
     """Decides when a step is complete."""
+
+    @property
+    def epoch(self) -> OpenEpoch:
+        """The state of the current epoch."""
+        return self.context.epoch
 
     def set_epochs(self, count: int) -> None:
         """Settle how long to train. Local to the worker."""
@@ -184,7 +190,7 @@ class Engine:
             end_epoch(row)
         if state.step_in_epoch == 0:
             self.counters.reset()
-        self.epoch = OpenEpoch()
+        context.epoch = OpenEpoch()
         with context.profiler.recording(progress):
             self._save(best=best, must=True)
         if progress.stopping == "signal" and state.ended is None:
@@ -313,9 +319,9 @@ class Engine:
         context = self.context
         refuse_eval_batch(context.components.loaders)
         if self.counting.by == "batches" and context.components.train_loader is None:
-            context.optimizer_step.report_once(WITHOUT_LOADER)
+            context.optimizer_step.report_once(_WITHOUT_LOADER)
         elif self.counting.by == "batches" and context.progress.has_seen_all:
-            context.optimizer_step.report_once(BEHIND_LOADER)
+            context.optimizer_step.report_once(_BEHIND_LOADER)
         if self.counting.take_due():
             self._do_what_is_due()
         loss = self.losses.backward(loss, None, weight, more=more)
@@ -405,77 +411,20 @@ class Engine:
 
     @contextmanager
     def evaluation(self, *, save: bool = True) -> Iterator[None]:
-        """Judge the models: evaluation mode, all workers' running statistics, no gradients.
+        """Put the models into evaluation mode, after what is due before an evaluation.
 
         Args:
             save: Take a snapshot: first where it will take long, else where a signal ends it.
         """
-        context, progress = self.context, self.context.progress
         self.before_collective("s.evaluate(...)")
         saves = save and self.begun
         # Behind the loop over batches nothing follows that a snapshot could wait for.
         keep = self._save if self.step.batch is None else self.snapshot
-        if early := saves and progress.expects_long_evaluation:
+        if early := saves and self.context.progress.expects_long_evaluation:
             keep(best=False, must=True)
         last = (lambda: keep(best=False, must=True)) if saves and not early else None
-        self.note.operation = EVALUATING
-        with (
-            context.buffer_averager.averaged_buffers(),
-            self.sync.averaged_weights(),
-            context.components.evaluated_weights(),
-            torch.no_grad(),
-            eval_mode(context.components.model),
-        ):
+        with self.validation.models_evaluated(last):
             yield
-        progress.add_evaluation(agree_on_pause(progress.lap(), self.stop_flag, context.group, last))
-        context.profiler.evaluated(progress.state)
-
-    def evaluation_batches(self, loader: EvalLoader, what: str = "") -> Iterator[Batch]:
-        """Give an evaluation's batches, unless a signal ends it, and show how far it is.
-
-        Args:
-            loader: What is evaluated.
-            what: Its name on the screen; of the open epoch's validation by default.
-        """
-        context, total = self.context, 0 if loader.served.is_stream else len(loader)
-        place = f"epoch {context.progress.state.epoch + 1}/{context.config.loop.epochs}"
-        title = what or (f"{place} validation" if self.epoch.is_open else "evaluation")
-        for done, batch in enumerate(self.stop_flag.until_signal(loader.batches())):
-            context.console.evaluating(title, done, total)
-            yield batch
-
-    def time_evaluation(self, judge: BatchMetrics, loader: EvalLoader) -> None:
-        """Time an evaluation by its first batches, where a time budget must leave room for it."""
-        context, progress = self.context, self.context.progress
-        budget_s, group = progress.budget_s, context.group
-        if budget_s is None or progress.state.eval_s is not None or not loader.num_samples:
-            return
-        self.note.operation = EVALUATING
-        with torch.no_grad(), eval_mode(context.components.model):
-            sample_s = time_batches(judge, loader.batches(), min(_TIMING_S, budget_s / 20))
-        eval_s = -(-loader.num_samples // group.world_size) * sample_s
-        rows = group.gather_rows(torch.tensor([eval_s, progress.lap()], dtype=torch.float64))
-        progress.timed_eval_s = float(rows[:, 0].max())
-        progress.add_pause(float(rows[0, 1]))
-        warning = describe_too_long(
-            progress.closing_evals_s(), str(progress.loop.time_budget), budget_s
-        )
-        if warning is not None and group.rank == 0:
-            context.console.warn(warning)
-        self.note.operation = "script"
-
-    def note_validation(self, figures: Metrics, samples: int, loader: object = None) -> None:
-        """Make figures the open epoch's validation result; others are logged as they are. Local."""
-        for after_evaluation in self.context.hooks.after_evaluation:
-            after_evaluation(figures, samples)
-        if self.epoch.is_open:
-            is_first, self.epoch.validated = not self.epoch.validated, True
-            took = self.context.progress.take_validation(figures, samples, is_first=is_first)
-            if len(took) < len(figures):
-                before, self.epoch.validated_on = self.epoch.validated_on, loader
-                if before not in (None, loader):
-                    self.context.optimizer_step.report_once(VALIDATED_TWICE)
-            self.epoch.logged |= took
 
     def _read_ahead(self, loader: Loader) -> None:
         """Start reading the next epoch, if there is one, while this one is evaluated and saved."""

@@ -12,7 +12,7 @@ def train(t: RecipeTraining) -> None:
     """
     s = t.session
     epochs = s.epochs()  # restore
-    s.engine.time_evaluation(t.evaluate_batch, t.validation)  # for a time budget
+    s.engine.validation.measure_time(t.evaluate_batch, t.validation)  # for a time budget
     for _ in epochs:  # afterwards evaluate, record, save
         for batch in t.train.batches():  # fetch: made on the device, or brought there
             inputs, targets = batch.pair()

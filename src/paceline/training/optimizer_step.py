@@ -34,23 +34,6 @@ UNUSED_GRADIENTS = (
     "goes on without them. Update with the last batch of an epoch as well"
 )
 
-VALIDATED_TWICE = (
-    "several s.evaluate(...) of an epoch give loss or accuracy: the last one's count as its "
-    "validation, for the best snapshot, early stopping and targets. Give those of other data other "
-    "names, such as test_accuracy"
-)
-BEHIND_LOADER = (
-    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
-    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
-    "to the session first"
-)
-WITHOUT_LOADER = (
-    "a step within s.epochs() without a training loader that the session knows: each worker trains "
-    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
-    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
-    "s.steps(count)"
-)
-
 
 @final
 @dataclass(kw_only=True)

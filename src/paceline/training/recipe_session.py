@@ -106,7 +106,7 @@ def evaluate_best(t: RecipeTraining) -> dict[str, object]:
     if t.test is None or not engine.snapshots.load_best():
         return {}
     with engine.evaluation(save=False):
-        batches = engine.evaluation_batches(t.test, "test")
+        batches = engine.validation.batches(t.test, "test")
         figures, samples = average(
             t.evaluate_batch, batches, engine.context.group, engine.context.division
         )

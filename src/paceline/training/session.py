@@ -475,11 +475,11 @@ class Session:
         """
         engine, loader = self.engine, self._eval_loader_of(loader)
         with engine.evaluation():
-            batches, context = engine.evaluation_batches(loader), engine.context
+            batches, context = engine.validation.batches(loader), engine.context
             figures, samples = average(judge, batches, context.group, context.division)
         if loader.num_samples not in (0, samples):
             raise RuntimeError(f"evaluated {samples} of {loader.num_samples} samples")
-        engine.note_validation(figures, samples, loader)
+        engine.validation.record(figures, samples, loader)
         return figures
 
     def _eval_loader_of(self, loader: object) -> EvalLoader:

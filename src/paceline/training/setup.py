@@ -21,6 +21,7 @@ from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
 from paceline.training.cuda_graphs import graph_switch_of
 from paceline.training.engine import Engine
+from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks, overrides
 from paceline.training.hooks.compile_choice import CompileChoice
 from paceline.training.hooks.graph_choice import GraphChoice
@@ -150,6 +151,7 @@ def _build(
         note=note,
         announce=announce,
         step=context.step,
+        validation=Validation(context=context, sync=sync, note=note, stop_flag=stop_flag),
     )
 
 

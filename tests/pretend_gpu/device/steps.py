@@ -20,7 +20,7 @@ import torch
 
 from tests.pretend_gpu.counters import COUNTERS, WARM_UP_STEPS, counted_here
 
-_MAY_WAIT = ("begin", "agree", "snapshot", "_close_pass", "close_epoch", "time_evaluation")
+_MAY_WAIT = ("begin", "agree", "snapshot", "_close_pass", "close_epoch")
 """Methods of `paceline.training.engine.Engine`; so may its `evaluation`, before and after."""
 
 _AT_THE_END = ("load_best", "fingerprint", "state_fingerprint")
@@ -80,12 +80,13 @@ def _leave_out_waits(engine: ModuleType) -> None:
     from paceline.data import memory
     from paceline.gradient_sync import replica_consistency
     from paceline.training import losses
-    from paceline.training.evaluation import distributed_mean
+    from paceline.training.evaluation import distributed_mean, validation
     from paceline.training.snapshots import manager
     from paceline.training.sync import auto
 
     for owner, name in (
         *((engine.Engine, name) for name in _MAY_WAIT),
+        (validation.Validation, "measure_time"),
         (distributed_mean, "_counted"),  # an evaluation's result is fetched at its end
         (replica_consistency, "_row"),  # --check-every compares the weights
         (auto.AutoSync, "_measure"),

@@ -141,7 +141,7 @@ class Engine:
             setup(components, progress.state, self.snapshots.restored)
         self.announce(self)
         progress.lap()
-        self.note.operation = "script"
+        self.note.operation, self.note.has_begun = "script", True
 
     def epochs(self) -> Iterator[int]:
         """Go through the epochs that are left."""

@@ -459,9 +459,10 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
             f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
         )
     # Killed, and started again in the same directory.
-    killed = launcher.launch(workers, part=LaunchPart(name="killed", run="parted", kill_at=kill_at))
+    first = LaunchPart(name="killed", run="parted", kill_at=kill_at, hash_seed="1")
+    killed = launcher.launch(workers, part=first)
     saved = launcher.written("parted")
-    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args)
+    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args, hash_seed="2")
     resumed = launcher.launch(workers, part=again)
     launches = Launches(
         whole=whole,

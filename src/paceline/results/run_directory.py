@@ -33,6 +33,8 @@ USUAL_FOLDER = Path("runs")
 RUN_FORMAT = 1
 """The version of `run.json` that is written and read."""
 
+_OF_EVERY_RUN = frozenset({"recipe", "settings", "derived"})
+"""What every `run.json` has had, of which one at least tells it from a file of something else."""
 _RUN_PARTS: Mapping[type, Sequence[str]] = {
     str: ("recipe", "reference", "started_at"),
     dict: ("recipe_arguments", "settings", "derived", "versions", "numerics", "placement"),
@@ -435,6 +437,14 @@ class RunDirectory:
             raise UsageError(f"{self.run_json} can't be read: {why_unreadable(error)}") from error
         return content
 
+    def is_described(self) -> bool:
+        """Tell whether `run.json` is one that a training has written, of whatever version."""
+        try:
+            _refuse_foreign(read_json_object(self.run_json))
+        except (OSError, ValueError):
+            return False
+        return True
+
     def read_summary(self) -> dict[str, object]:
         """Read `summary.json`.
 
@@ -499,12 +509,25 @@ def _is_empty(table: Path) -> bool:
         return False
 
 
+def _refuse_foreign(content: Mapping[str, object]) -> None:
+    """Refuse a file of this name that something else has written.
+
+    Raises:
+        ValueError: It is none of ours.
+    """
+    if not content.keys() & _OF_EVERY_RUN:
+        names = ", ".join(sorted(_OF_EVERY_RUN))
+        raise ValueError(f"no training has written it: it has none of {names}")
+
+
 def _check_run(content: Mapping[str, object]) -> None:
     """Check the parts of a `run.json` that are there.
 
     Raises:
-        ValueError: It is of another format, or a part isn't of the type that it should be.
+        ValueError: It is none of ours or of another format, or a part isn't of the type that it
+            should be.
     """
+    _refuse_foreign(content)
     if content.get("format", RUN_FORMAT) != RUN_FORMAT:
         found = describe_json(content["format"])
         raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")

@@ -80,6 +80,7 @@ def _watch(run: RunDirectory, host: str, port: int) -> int:
         raise UsageError(f"--port is {port}; it should be from 0 to 65535")
     if not run.run_json.exists():
         raise UsageError(f"{run.path} holds no training (no {run.run_json.name}): nothing to watch")
+    run.read_run()
     from paceline.report.load_run import read_run
     from paceline.report.page import render_page
     from paceline.report.page_server import FollowedPage, PageServer, version_of

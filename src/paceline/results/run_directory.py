@@ -49,6 +49,7 @@ _RUN_LISTS: Mapping[str, type] = {
 }
 _IN_WORDS: Mapping[type, str] = {str: "text", dict: "an object", list: "a list"}
 _LOCK_WAIT_S = 0.2
+_MAKE_TRIES = 100
 _SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
 _OF_LAUNCHER = "launcher-"
@@ -134,7 +135,7 @@ class RunDirectory:
             return found
         for run in self._numbered():
             try:
-                run.path.mkdir(run.directory_mode, parents=True)
+                _make_directory(run.path, run.directory_mode)
                 if starter:
                     write_atomic(run._claim_file, starter.encode())
             except FileExistsError:
@@ -319,7 +320,7 @@ class RunDirectory:
             OSError: They can't be made.
         """
         for place in (self.path, self.snapshots, self.logs):
-            place.mkdir(self.directory_mode, parents=True, exist_ok=True)
+            _make_directory(place, self.directory_mode, exist_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:
@@ -406,6 +407,8 @@ class RunDirectory:
             file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()
+            if self.path.parent == USUAL_FOLDER.absolute():
+                self.path.parent.rmdir()  # only while it is empty: see `_make_directory`
 
     def add_derived(self, **values: object) -> None:
         """Put what has come out in the course of a training under `derived` of its `run.json`.
@@ -498,6 +501,18 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+
+
+def _make_directory(path: Path, mode: int, *, exist_ok: bool = False) -> None:
+    """Make a directory and those above it.
+
+    Another training that failed before it began may remove an empty runs/ meanwhile: made again.
+    """
+    for _ in range(_MAKE_TRIES):
+        with suppress(FileNotFoundError):
+            path.mkdir(mode, parents=True, exist_ok=exist_ok)
+            return
+    path.mkdir(mode, parents=True, exist_ok=exist_ok)
 
 
 def _is_empty(table: Path) -> bool:

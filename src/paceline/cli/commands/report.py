@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.cli.output import check_place
 from paceline.errors import ExitCode, UsageError
-from paceline.files import storing
+from paceline.files import writing
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
@@ -62,7 +62,7 @@ def main(tokens: Sequence[str]) -> int:
     path = Path(options.html).expanduser() if options.html else None
     if path is not None:
         check_place("--html", path)
-    with storing(path or run.path):
+    with writing(path or run.report_html):
         page = _write(run, path)
     print(printable(str(page)))
     return ExitCode.DONE

@@ -20,7 +20,7 @@ from paceline.cli.target import (
 )
 from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
-from paceline.files import read_json_object, write_json
+from paceline.files import read_json_object, write_json, writing
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.worker_count import (
     check_machine,
@@ -419,7 +419,8 @@ def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace")
     }
     found = {**content, "exit_code": int(code), "ran": ran}
     if request.json is not None:
-        write_json(Path(request.json), found)
+        with writing(Path(request.json)):
+            write_json(Path(request.json), found)
     if request.html is not None:
         from paceline.report.verification import write_verification
 

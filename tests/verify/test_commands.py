@@ -137,7 +137,7 @@ def test_each_start_of_python_has_sets_of_text_in_another_order(
     """As it will be for the user, where nothing but `paceline run` fixes the seed of hashes."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     (tmp_path / "train.py").write_text(BY_NAME.replace("ORDER", order))
-    done = verify("--resume", "--kill-at-step", "8", "--", "python", "train.py")
+    done = verify("--resume", "--kill-at-step", "8", "--", "python", "train.py", "{workers}")
     assert done.code == (65 if order == "list" else 0), done.out + done.err
     assert done.causes == (["not-repeatable"] if order == "list" else [])
 

@@ -103,7 +103,8 @@ def test_training_on_an_evaluation_loader_is_refused(tmp_path: Path) -> None:
         with session_on(group, tmp_path) as s:
             data = DataLoader(TensorDataset(*points()), batch_size=BATCH)
             own = net()
-            model, _, loader = s.prepare(own, sgd(own), data)
+            model, _, nothing, loader = s.prepare(own, sgd(own), None, data)
+            assert nothing is None
             assert isinstance(model, nn.Module)
             s.begin()
             for batch in loader:

@@ -151,6 +151,39 @@ def test_what_would_mean_nothing_is_refused(
         run_ranks(2 if wrong == "local" else 1, body)
 
 
+WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "float": (lambda losses: losses.mean().item(), r"the loss is a float: .* without \.item\(\)"),
+    "vector": (lambda losses: losses, r"the loss has the shape \(8,\): .* loss\.mean\(\)"),
+    "detached": (
+        lambda losses: losses.mean().detach(),
+        r"the loss has no gradient: .* torch\.no_grad\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("weight", [None, 8])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.core_cases(3)
+def test_what_is_no_loss_is_refused(
+    world_size: int, weight: int | None, wrong: str, tmp_path: Path
+) -> None:
+    change, message = WRONG[wrong]
+
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=8 * world_size)
+            for _ in s.epochs(1):
+                for inputs, targets in map(pair_of, batches):
+                    loss = change(F.cross_entropy(model(inputs), targets, reduction="none"))
+                    s.step(loss, weight=weight)  # type: ignore[arg-type]  # that is the mistake
+
+    with pytest.raises(RankError, match=message):
+        run_ranks(world_size, body)
+
+
 def test_a_model_whose_gradients_are_all_sparse(tmp_path: Path) -> None:
     def body(group: Group) -> Tensor:
         with session_on(group, tmp_path) as s:

@@ -3,7 +3,7 @@
 Models are prepared here: moved to the device, given a memory format and SyncBatchNorm, compiled.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -130,6 +130,20 @@ class Components:
                     "s.model(nn.ParameterList([parameter]), name='...')"
                 )
 
+    def lacks(self, optimizer: Optimizer) -> bool | None:
+        """Tell whether no snapshot has an optimizer's state; None where it updates no model here.
+
+        It may share the state of a registered one that it is a part of, or be kept by the script.
+        """
+        known = {id(p) for model in self.models.values() for p in model.parameters()}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            return None
+        has_state = any(optimizer.state is one.state for one in self.optimizers)
+        for kept in self.others.values():
+            parts = getattr(kept, "__dict__", {}).values()
+            has_state |= kept is optimizer or any(part is optimizer for part in parts)
+        return not has_state
+
     def has_unknown_scheduler(self) -> bool:
         """Tell whether a scheduler of torch's changes an optimizer's rates, and isn't known here.
 
@@ -164,6 +178,23 @@ class Components:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Name the parameters of all models, as snapshots do."""
         return dict(self.model.named_parameters())
+
+    def frozen(self) -> list[str]:
+        """Name the parameters that the script has frozen, as it stands."""
+        return [name for name, p in self.named_parameters().items() if not p.requires_grad]
+
+    def restore_frozen(self, frozen: Collection[str]) -> tuple[list[str], list[str]]:
+        """Freeze these parameters and no others. Local to the worker.
+
+        Returns:
+            Names of those that are thawed by it, and of those that are frozen by it.
+        """
+        thawed, refrozen = list[str](), list[str]()
+        for name, parameter in self.named_parameters().items():
+            if parameter.requires_grad is (name in frozen):
+                parameter.requires_grad_(name not in frozen)
+                (refrozen if name in frozen else thawed).append(name)
+        return thawed, refrozen
 
     def restore_optimizer(
         self,

@@ -27,7 +27,7 @@ from paceline.training.evaluation.evaluator import eval_mode
 from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
-from paceline.training.loss_weights import LossWeights
+from paceline.training.loss_weights import LossWeights, check_loss
 from paceline.training.optimizer_step import UNUSED_GRADIENTS
 from paceline.training.options import LoopOptions
 from paceline.training.snapshots.manager import SnapshotManager
@@ -292,13 +292,17 @@ class Engine:
         """Run a backward pass, and count its loss; tell whether the gradients are complete."""
         context, step = self.context, self.step
         batch = step.batch
-        if batch is None:
-            return self._backward_alone(loss, weight, more=more)
-        # Gradients are complete with the last backward pass of the last piece (`batch.last`).
-        if weight is None and self.losses.is_plain:
-            self.sync.backward(loss, batch, more=more)
-        else:
-            loss = self.losses.backward(loss, batch, weight, more=more)
+        try:
+            if batch is None:
+                return self._backward_alone(loss, weight, more=more)
+            # Gradients are complete with the last backward pass of the last piece (`batch.last`).
+            if weight is None and self.losses.is_plain:
+                self.sync.backward(loss, batch, more=more)
+            else:
+                loss = self.losses.backward(loss, batch, weight, more=more)
+        except (AttributeError, RuntimeError, TypeError):
+            check_loss(loss)
+            raise
         context.optimizer_step.holds_pieces = not batch.last
         # Losses of several passes over one batch (`more`) count as one: their sum.
         if step.loss_before is not None:
@@ -344,6 +348,17 @@ class Engine:
         if batch is None and self.counting.is_over_with(optimizers):
             self._count_step()
             self._open_free_step()
+
+    def leave_gradients(self) -> None:
+        """Leave complete gradients to the script, in their true size. Local to the worker."""
+        components, optimizer_step = self.context.components, self.context.optimizer_step
+        optimizer_step.unscale(components.optimizers)
+        optimizer_step.watch_others(components.lacks, self._note_update)
+
+    def _note_update(self) -> None:
+        """Note that an optimizer of the script's has used the open batch's gradients. Local."""
+        if self.step.batch is not None:
+            self.step.updated = self.context.progress.state.step
 
     def update_by_script(self, optimizer: Optimizer) -> None:
         """Do what an optimizer's own `step()` asks for, where `s.backward` has come before it.

@@ -25,6 +25,33 @@ _ELEMENTWISE = ("PowBackward", "AbsBackward")
 """Names of nodes that end losses written by hand, one element for each sample or more."""
 
 
+def check_loss(loss: object) -> None:
+    """Refuse what no backward pass can begin with, where one has failed: by what the user gave.
+
+    Raises:
+        UsageError: It isn't a tensor with one element and a gradient; says what to give.
+    """
+    if not isinstance(loss, Tensor):
+        wrong = (
+            f"is a {type(loss).__name__}: s.step and s.backward take the tensor that the loss "
+            "function gave, without .item() or float()"
+        )
+    elif loss.numel() != 1:
+        wrong = (
+            f"has the shape {tuple(loss.shape)}: s.step and s.backward take one number, the mean "
+            "over the batch's samples: loss.mean()"
+        )
+    elif not loss.requires_grad:
+        wrong = (
+            "has no gradient: it was computed under torch.no_grad() or from detached values "
+            "(.detach(), .item(), NumPy), or no parameter that it depends on is trained "
+            "(requires_grad)"
+        )
+    else:
+        return
+    raise UsageError(f"the loss {wrong}") from None  # it says more than torch's own error
+
+
 def describe_weighted_mean(loss: Tensor) -> str | None:
     """Say what a loss is a mean over, and what would tell it, where that is seen not to be samples.
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from functools import wraps
 from types import MethodType
 from typing import NoReturn, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.name_list import list_names
@@ -28,6 +31,12 @@ _WITHOUT_OPTIMIZER = (
     "s.backward(loss) without an optimizer that the session knows: give the script's to "
     "s.prepare(...) or s.optimizer(...), else no snapshot has its state, and a resumed training "
     "begins with a new one"
+)
+_UNKNOWN_OPTIMIZER = (
+    "an optimizer that the session doesn't know ({kind}) updates its models: no snapshot has its "
+    "state, a resumed training begins with a new one, and the clipping of gradients and the loss "
+    "scale of fp16 leave it out. Build it before the loop and give it to s.prepare(...) or "
+    "s.optimizer(...), with all parameters: requires_grad may say later which are trained"
 )
 UNUSED_GRADIENTS = (
     "this snapshot doesn't have gradients that no update has used yet: a training resumed from it "
@@ -73,6 +82,8 @@ class OptimizerStep(StepHook):
     """Whose gradients have their true size already, in fp16."""
     _begun: list[Optimizer] = field(default_factory=list)
     """Those that have been asked for a step, in fp16: the scaler may have skipped it."""
+    _watch: RemovableHandle | None = None
+    """On the steps of all optimizers of the process, while the training runs."""
 
     def begin_alone(self) -> None:
         """Note that the next backward pass isn't about a batch of the training loader.
@@ -201,6 +212,36 @@ class OptimizerStep(StepHook):
         for zero_grad in self._zero_grads:
             zero_grad()
 
+    def watch_others(
+        self, lacks: Callable[[Optimizer], bool | None], note: Callable[[], None]
+    ) -> None:
+        """Notice, until `release`, steps of optimizers that the session doesn't know.
+
+        They are right as long as the training runs, since `s.backward` has combined the gradients.
+        With `s.step` alone there are none, and nothing is to be watched.
+
+        Args:
+            lacks: Tells whether no snapshot has the optimizer's state, or None where it updates
+                nothing of the session's; asked once of each.
+            note: Called after each step of one that does.
+        """
+        if self._watch is not None:
+            return
+        lacking: WeakKeyDictionary[Optimizer, bool | None] = WeakKeyDictionary()
+
+        def after_step(optimizer: Optimizer, *_: object) -> None:
+            if self.is_updating or not self.has_gradients:
+                return
+            if optimizer not in lacking:
+                lacking[optimizer] = lacks(optimizer)
+            if lacking[optimizer] is not None:
+                note()
+            if lacking[optimizer]:
+                text = _UNKNOWN_OPTIMIZER.format(kind=type(optimizer).__name__)
+                self.report_once(text if self._own_steps else _WITHOUT_OPTIMIZER)
+
+        self._watch = register_optimizer_step_post_hook(after_step)
+
     def report_without_update(self, batches: int) -> None:
         """Say what it means that an epoch ended with batches without an update. Local.
 
@@ -232,6 +273,8 @@ class OptimizerStep(StepHook):
 
     def release(self) -> None:
         """Give the optimizers back as they were. Local to the worker."""
+        if self._watch is not None:
+            self._watch.remove()
         for own_step in self._own_steps:
             own_step.release()
 

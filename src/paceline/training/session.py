@@ -148,10 +148,10 @@ class Session:
 
         Args:
             components: As a script on one process has them. A DataLoader that shuffles, or reads a
-                stream, becomes a `loader`; any other an `eval_loader`.
+                stream, becomes a `loader`; any other an `eval_loader`. None stays None.
 
         Returns:
-            What takes their place, in the same order.
+            What takes their place, in the same order; of one a tuple of one: `(model,) = ...`.
 
         Raises:
             UsageError: One is something else.
@@ -447,7 +447,7 @@ class Session:
             Whether the gradients are complete; not before the last piece of a batch.
         """
         if complete := self.engine.backward(loss, more=more, weight=weight):
-            self._context.optimizer_step.unscale(self._context.components.optimizers)
+            self.engine.leave_gradients()
         return complete
 
     def update(self, optimizer: Optimizer | None = None) -> None:
@@ -562,10 +562,10 @@ class Session:
             case DataLoader():
                 served = describe_data(component, self.config.loop.seed)
                 return (self.loader if self._trains(served) else self.eval_loader)(served)
-        raise UsageError(
-            f"s.prepare takes models, optimizers, schedulers and DataLoaders, not a "
-            f"{type(component).__name__}"
-        )
+            case None:
+                return None
+        taken = "models, optimizers, schedulers and DataLoaders"
+        raise UsageError(f"s.prepare takes {taken}, not a {type(component).__name__}")
 
     def _trains(self, served: DataSource) -> bool:
         """Tell whether a DataLoader is one to train on: the first that shuffles, or is a stream.

@@ -17,6 +17,7 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
 from paceline.errors import NonFiniteLossError, SnapshotError
+from paceline.gradient_sync.name_list import list_names
 from paceline.launch.heartbeat import StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.options.figures import plural
@@ -139,6 +140,7 @@ class SnapshotManager:
             state={
                 "order": ORDER_VERSION,
                 "position": state.to_json(),
+                "frozen": self._components.frozen(),
                 "counted": agreed.counted.tolist(),
                 "optimizers": optimizers,
                 "others": saved,
@@ -335,6 +337,7 @@ class SnapshotManager:
             self._components.restore_optimizer(
                 optimizer, slots, require_mapping(saved[number]), kept_names
             )
+        self._restore_frozen(state.get("frozen"))
         # What the script has added: objects alike on all workers, then those of each shard.
         self._restore_others(
             require_mapping(state.get("others")), snapshot.tensors.get("others", {})
@@ -355,6 +358,27 @@ class SnapshotManager:
         self._restore_sync(snapshot)
         self.restored = state
         return TrainState.from_json(state.get("position"))
+
+    def _restore_frozen(self, saved: object) -> None:
+        """Freeze what was frozen in the snapshot, and nothing else: a loop may have thawed layers.
+
+        What the script has set before the loop is that of the training's beginning. Snapshots of
+        earlier versions don't say it; there it stays as the script has set it.
+        """
+        if saved is None:
+            return
+        thawed, refrozen = self._components.restore_frozen(set(map(str, require_list(saved))))
+        changes = [
+            f"{plural(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} {now} "
+            f"({list_names(names)})"
+            for names, now in ((thawed, "trained"), (refrozen, "frozen"))
+            if names
+        ]
+        if changes and self._group.rank == 0:
+            self._report(
+                f"As in the snapshot {' and '.join(changes)}, other than the script had it before "
+                "the loop. To change that set requires_grad within the loop"
+            )
 
     def _restore_others(self, saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
         objects = self._components.stateful()

@@ -437,9 +437,10 @@ class Engine:
         """End a pass over the data, with the step that the script has left its loop in."""
         self.epoch.left = False
         if self.step.batch is not None and self._is_untouched:
-            self.step.batch = None  # as where the loop had been shorter
-            optimizer_step = self.context.optimizer_step
-            optimizer_step.has_gradients = optimizer_step.had_gradients
+            step = self.step
+            step.batch = None  # as where the loop had been shorter
+            # Opening its step has forgotten what the batches before have left.
+            self.context.optimizer_step.has_gradients = step.counted > step.updated
             for replica in self.context.replicas:
                 replica.syncing = True
         elif self.step.batch is not None:
@@ -462,7 +463,6 @@ class Engine:
         context = self.context
         optimizer_step = context.optimizer_step
         number = context.progress.state.step
-        optimizer_step.had_gradients = optimizer_step.has_gradients
         optimizer_step.has_gradients = optimizer_step.holds_pieces = False
         self.step.loss_before = None
         self.note.begin(number + 1)

@@ -216,8 +216,8 @@ def _by_hand(directory: Path, files: Sequence[RemoteFile], mirrors: Sequence[str
     return f"By hand: download {addresses} and put it into {directory}"
 
 
-_MOST_MEMBERS = 10_000
-_MOST_BYTES = 1 << 34
+_MAX_MEMBERS = 10_000
+_MAX_BYTES = 1 << 34
 """No archive may unpack to more than this (16 GiB)."""
 
 
@@ -344,7 +344,7 @@ def _copy_wanted(tar: tarfile.TarFile, wanted: dict[str, str], staging: Path) ->
     total = 0
     for count, member in enumerate(tar):
         total += max(0, member.size)
-        if count >= _MOST_MEMBERS or total > _MOST_BYTES:
+        if count >= _MAX_MEMBERS or total > _MAX_BYTES:
             raise tarfile.TarError(f"it holds more than expected ({count + 1} entries)")
         name = wanted.get(member.name.removeprefix("./"))
         if name is None:

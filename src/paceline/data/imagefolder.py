@@ -172,7 +172,7 @@ _KEPT_MAX_BYTES = 1 << 30
 _TASK_IMAGES = 64
 _REPORT_IMAGES = 400 * _TASK_IMAGES
 _SHOWN = 10
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 """More than Pillow takes from one image: about 179 million pixels."""
 
 
@@ -274,12 +274,12 @@ def read_file(path: Path) -> bytes:
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            content = file.read(size) if size <= _MOST_BYTES else b""
+            content = file.read(size) if size <= _MAX_BYTES else b""
     except OSError as error:
         raise DataError(f"{path}: the file can't be read: {error.strerror}") from error
     except ValueError as error:
         raise no_image(path, error) from error
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise BrokenImageError(f"its {size:,} bytes are too many for an image")
     return content
 

@@ -22,7 +22,7 @@ from paceline.errors import DataError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
-_MOST_BYTES = 1 << 34
+_MAX_BYTES = 1 << 34
 """No header may ask for more memory than this (16 GiB)."""
 
 
@@ -90,7 +90,7 @@ def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
     if len(sizes) < 4 * magic[3]:
         raise ValueError("the file is truncated: it ends within the header")
     shape = struct.unpack(f">{magic[3]}I", sizes)
-    if math.prod(shape) > _MOST_BYTES:
+    if math.prod(shape) > _MAX_BYTES:
         raise ValueError(f"the file is corrupt: its header states the shape {shape}")
     return shape
 

@@ -7,7 +7,7 @@ from paceline.errors import UsageError
 from paceline.options.fields import flag
 from paceline.options.figures import plural
 
-_MOST_LOADERS = 1000
+_MAX_LOADERS = 1000
 DEFAULT_GLOBAL_BATCH = 64
 """The global batch of a recipe that names none."""
 
@@ -52,10 +52,10 @@ class DataOptions:
                 raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
         if self.shards is not None:
             self._check_shards(self.shards)
-        if not 0 <= self.loader_workers <= _MOST_LOADERS:
+        if not 0 <= self.loader_workers <= _MAX_LOADERS:
             raise UsageError(
                 f"--loader-workers is {self.loader_workers}: it must be 0 or more, at most "
-                f"{_MOST_LOADERS:,}"
+                f"{_MAX_LOADERS:,}"
             )
 
     def _check_shards(self, shards: int) -> None:

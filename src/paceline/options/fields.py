@@ -373,11 +373,11 @@ def unknown_name(name: str, known: Iterable[str], what: str, all_in: str = "") -
     names = sorted(known)
     close = in_words([repr(match) for match in closest_names(name, names)], "or")
     hint = f" Did you mean {close}?" if close else ""
-    every = all_in if all_in and len(names) > _MOST_LISTED else f"Known: {', '.join(names)}"
+    every = all_in if all_in and len(names) > _MAX_LISTED else f"Known: {', '.join(names)}"
     return f"unknown {what} {name!r}.{hint} {every}" if names else f"unknown {what} {name!r}"
 
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 _LIKE = 0.75
 """Alike from here on, from 0 to 1: a slip or two in a word, and not another word of its length."""
 

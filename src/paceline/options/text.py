@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile(
 )
 _LONG_WORD = re.compile(r"\S{400,}")
 _KEPT = 100
-_MOST_OF_ERROR = 200
+_MAX_ERROR_CHARACTERS = 200
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
 _COMMAND = re.compile(
     r"paceline [a-z]+(?: [a-z]\w*(?= --))?"
@@ -57,7 +57,7 @@ def clause(said: object) -> str:
 def in_brief(error: BaseException) -> str:
     """Write an error's type and the beginning of what it says, in a line."""
     first = clause(str(error).strip().partition("\n")[0])
-    return shorten(f"{type(error).__name__}: {first}", _MOST_OF_ERROR, placeholder=" ...")
+    return shorten(f"{type(error).__name__}: {first}", _MAX_ERROR_CHARACTERS, placeholder=" ...")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

@@ -16,7 +16,7 @@ from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.results.run_notes import RunNotes
 from paceline.results.study import STUDY_JSON, TUNE_JSON
 
-MOST_LEVELS, MOST_FOLDERS = 6, 20_000
+MAX_LEVELS, MAX_FOLDERS = 6, 20_000
 """How deep and how far is looked: a folder of data, given by mistake, mustn't take minutes."""
 
 _STARTED = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
@@ -52,7 +52,7 @@ def find_runs(root: Path) -> FoundRuns:
         seen += 1
         if is_run(folder):
             found.append(RunDirectory.named(folder))
-        elif level == MOST_LEVELS or seen + len(waiting) > MOST_FOLDERS:
+        elif level == MAX_LEVELS or seen + len(waiting) > MAX_FOLDERS:
             whole = whole and not any(_folders(folder))
         else:
             waiting.extend((inner, level + 1) for inner in _folders(folder))

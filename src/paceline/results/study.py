@@ -28,7 +28,7 @@ STUDY_JSON = "study.json"
 TUNE_JSON = "tune.json"
 Mode = Literal["weak", "strong"]
 
-_MOST = 1e15
+_MAX_VALUE = 1e15
 """A figure beyond it isn't one that was measured, and no picture could hold it."""
 
 
@@ -434,4 +434,4 @@ def _not_negative(entry: JsonObject, name: str) -> float | None:
 
 def _figure(entry: JsonObject, name: str) -> float | None:
     value = number(entry, name)
-    return value if value is not None and abs(value) <= _MOST else None
+    return value if value is not None and abs(value) <= _MAX_VALUE else None

@@ -30,7 +30,7 @@ STALLED_S = 120.0
 _NICER = 10
 _POLL_S = 0.5
 _FILES_S = 30.0
-_AGAIN_MOST_S, _AGAIN_AT_END_S = 60.0, 2.0
+_MAX_RETRY_S, _AGAIN_AT_END_S = 60.0, 2.0
 _REPORT_AGAIN_S = 600.0
 
 
@@ -252,7 +252,7 @@ def note_in_summary(run: RunDirectory, record: CopyRecord) -> None:
 
 
 def _again_s(failures: int) -> float:
-    return float(min(2**failures, _AGAIN_MOST_S))
+    return float(min(2**failures, _MAX_RETRY_S))
 
 
 def main(text: str) -> int:

@@ -28,7 +28,7 @@ from paceline.launch.json_fields import Answer
 _PIECE_BYTES = 8 << 20
 _WRITING = ".writing-"
 # S3 takes at most 10,000 parts, each of at least 5 MiB but the last.
-_PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 16 << 20, 10_000, 4
+_PART_BYTES, _MAX_PARTS, _PARTS_AT_ONCE = 16 << 20, 10_000, 4
 
 Progress = Callable[[], None]
 """Called whenever something has gone on: a store that hangs is known by its silence."""
@@ -258,7 +258,7 @@ class S3Store(RemoteStore):
 
     def write(self, name: str, source: BinaryIO, entry: FileEntry) -> None:
         """Send it with SHA-256 sums, which the store checks; where it doesn't say so, read back."""
-        part = max(_PART_BYTES, -(-entry.bytes // _MOST_PARTS))
+        part = max(_PART_BYTES, -(-entry.bytes // _MAX_PARTS))
         if entry.bytes <= part:
             content = b"".join(self.checked(name, source, entry, part))
             checksum = _base64(bytes.fromhex(entry.sha256))

@@ -16,7 +16,7 @@ _NAMED = re.compile(
 )
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 def is_url(text: str) -> bool:
@@ -89,5 +89,5 @@ def reason_of(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
-    line = " ".join(without_secrets(text).split())[:_MOST_CHARACTERS]
+    line = " ".join(without_secrets(text).split())[:_MAX_CHARACTERS]
     return clause(line or error)

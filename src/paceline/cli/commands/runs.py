@@ -12,7 +12,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
-from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
+from paceline.results.find_runs import MAX_FOLDERS, MAX_LEVELS
 from paceline.results.run_directory import USUAL_FOLDER
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def main(tokens: Sequence[str]) -> int:
     listed = replace(found, entries=tuple(kept))
     if not found.whole:
         note(
-            f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
-            f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
+            f"{root} is larger than what is looked through ({MAX_FOLDERS:,} folders, "
+            f"{MAX_LEVELS} levels): name a folder within it to see all runs there"
         )
     if not (listed.entries or options.html or options.json):
         which = "No run matches" if found.entries else "There are no runs"

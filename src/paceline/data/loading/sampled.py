@@ -14,7 +14,7 @@ from paceline.data.order import Indices
 from paceline.data.splitmix import Domain
 from paceline.errors import DataError
 
-_MOST_BATCHES = 10_000_000
+_MAX_BATCHES = 10_000_000
 
 
 @final
@@ -109,8 +109,8 @@ class SampledOrder:
         self._next = max(self._next, epoch + 1)
         # The same on every worker: seeded, and drawn by each for itself.
         with seeded(Domain.ORDER, self._seed, epoch):
-            drawn = list(islice(self.sampler, _MOST_BATCHES if self.in_batches else None))
-        if self.in_batches and len(drawn) == _MOST_BATCHES:
+            drawn = list(islice(self.sampler, _MAX_BATCHES if self.in_batches else None))
+        if self.in_batches and len(drawn) == _MAX_BATCHES:
             raise DataError(f"the {self._name} goes on without an end: an epoch has to have one")
         try:
             if not self.in_batches:

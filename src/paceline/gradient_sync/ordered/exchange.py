@@ -23,7 +23,7 @@ from paceline.gradient_sync.buckets import ALIGNMENT, Bucket, Layout, rounded_up
 from paceline.gradient_sync.ordered.chunk_tuner import CUTS, ChunkTuner, Cut
 from paceline.gradient_sync.ordered.reduction_tree import additions, roots
 
-LEAST_BYTES = 8 << 10
+MIN_BYTES = 8 << 10
 """What one worker sends another at once, at least: smaller messages gain nothing anywhere."""
 
 
@@ -288,8 +288,8 @@ class Exchange:
     ) -> Iterator[Piece]:
         """Cut buffers into pieces, and these into equal, aligned parts; a small rest stays one."""
         slices, most_slices = len(sums[0]) // self._workers, most // self._workers
-        # A piece is a whole number of aligned parts, none of them below LEAST_BYTES.
-        finest, least = cut.parts * ALIGNMENT, cut.parts * LEAST_BYTES // sums[0].itemsize
+        # A piece is a whole number of aligned parts, none of them below MIN_BYTES.
+        finest, least = cut.parts * ALIGNMENT, cut.parts * MIN_BYTES // sums[0].itemsize
         step = rounded_up(min(max(most_slices // cut.pieces, least), most_slices), finest)
         for begin in range(0, slices, step):
             end = min(begin + step, slices)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar, final
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.errors import UsageError
 from paceline.options.command_line import (
     GivenOptions,
@@ -190,7 +190,7 @@ def config_named(tokens: Sequence[str]) -> ConfigFile | None:
     """
     if wants_help(tokens):
         return None
-    path = surroundings().get("PACELINE_CONFIG", "")
+    path = read_environment().get("PACELINE_CONFIG", "")
     for place, token in enumerate(tokens):
         option, _, text = token.partition("=")
         if option == flag(CONFIG.name):

@@ -24,7 +24,7 @@ __all__ = [
     "numeric_variables",
     "store_file",
     "read_placement",
-    "surroundings",
+    "read_environment",
     "thread_variables",
     "threads_are_set",
     "threads_from_start",
@@ -96,7 +96,7 @@ class Findings:
         return self.nodes[0] if self.nodes and not self.workers else None
 
 
-def surroundings(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
+def read_environment(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
     """Give this process's environment, with SageMaker's file under the names of its variables."""
     environment = current_variables()
     if "SM_HOSTS" in environment:
@@ -148,14 +148,14 @@ def detect_launchers(environment: Environment) -> Findings:
 
 def current_placement(options: DistOptions | None = None) -> Placement:
     """Read this process's place; see `read_placement`."""
-    return read_placement(surroundings(), options)
+    return read_placement(read_environment(), options)
 
 
 def read_placement(environment: Environment, options: DistOptions | None = None) -> Placement:
     """Read this worker's place: from the options, else from whoever started it.
 
     Args:
-        environment: Normally `surroundings()`.
+        environment: Normally `read_environment()`.
         options: Of which `rank`, `world_size` and `local_rank` count before the environment.
 
     Raises:

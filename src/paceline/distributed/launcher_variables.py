@@ -247,7 +247,7 @@ def from_kubeflow(environment: Environment) -> NodePlacement | None:
 def from_sagemaker(environment: Environment) -> NodePlacement | None:
     """Read what SageMaker sets: SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS.
 
-    The same names stand for the container's resourceconfig.json, see `environment.surroundings`.
+    The same names stand for the container's resourceconfig.json, see `read_environment`.
     """
     if "SM_HOSTS" not in environment or "SM_CURRENT_HOST" not in environment:
         return None

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from paceline.distributed.address import Address
-from paceline.distributed.environment import store_file, surroundings
+from paceline.distributed.environment import read_environment, store_file
 from paceline.distributed.interface import address_on, own_addresses, reachable_address
 from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
@@ -237,12 +237,13 @@ def meet_in_file(path: str) -> None:
     def by_file(
         url: str, timeout: timedelta = default_pg_timeout, **others: object
     ) -> Iterator[tuple[Store, int, int]]:
-        if store_file(surroundings()) != path:
+        if store_file(read_environment()) != path:
             yield from usual(url, timeout=timeout, **others)
             return
         query = dict(parse_qsl(urlsplit(url).query))
         rank, world_size = (
-            int(query.get(name) or surroundings()[name.upper()]) for name in ("rank", "world_size")
+            int(query.get(name) or read_environment()[name.upper()])
+            for name in ("rank", "world_size")
         )
         store = _file_store(Address(scheme="agent", path=path), timeout)
         # A group that is made again must not find addresses of the one before.

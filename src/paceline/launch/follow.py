@@ -104,7 +104,7 @@ class _Following:
         if self._stop_requests == 2:
             return self._job.cancel()
         if self._stop_requests == 1:
-            self._say(
+            self._print_line(
                 f"Stopping {self._job.name}: it may write a snapshot first. "
                 "A second signal doesn't wait for that"
             )
@@ -136,7 +136,7 @@ class _Following:
         if isinstance(found, Outcome):
             self._show_rest()
             return found
-        self._say(found)
+        self._print_line(found)
         if now_s > self._stop_by_s:
             raise self._job.lost(f"it hasn't stopped within {self._job.stop_limit_s:g} s")
         return None
@@ -150,7 +150,7 @@ class _Following:
         silent_s = time.monotonic() - self._answered_s
         if silent_s > self._job.patience_s or self._stop_requests > 1:
             raise self._job.lost(str(error)) from error
-        self._say(str(error))
+        self._print_line(str(error))
 
     def _show_rest(self) -> None:
         """Show what comes after the job's end; a further signal doesn't wait for it."""
@@ -164,7 +164,7 @@ class _Following:
                 if not text:
                     time.sleep(LOOK_S)
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         """Say something on standard error, once until something else is said."""
         if text and text != self._last_status:
             self._last_status = text

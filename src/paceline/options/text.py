@@ -33,7 +33,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_escaped, text)
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print to stderr, at once; a stderr that is gone costs nothing but the text."""
     with suppress(OSError):
         print(fitting(printable(text), sys.stderr), file=sys.stderr, flush=True)

@@ -75,7 +75,7 @@ class Runner:
     """Of one worker; None where a script settles it: then it is that of the first measurement."""
     own_batch: bool
     """Whether a script that settles its own batch may do so on any number of workers."""
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     keep: Callable[[], None]
     """Called whenever there is something new."""
     program: Sequence[str] = PROGRAM
@@ -113,18 +113,20 @@ class Runner:
         """
         missing = [m for m in plan if not self._is_there(m)]
         if len(missing) < len(plan):
-            self.say(f"{len(plan) - len(missing)} of {len(plan)} measurements are there already")
+            self.print_line(
+                f"{len(plan) - len(missing)} of {len(plan)} measurements are there already"
+            )
         for number, measurement in enumerate(missing):
             if measurement.size in self._failed_sizes:
                 continue
             # Without the sizes that would fail again: the time that is left is counted by these.
             left = [m for m in missing[number:] if m.size not in self._failed_sizes]
-            self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
+            self.print_line(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
             record = self._measure(measurement)
             self._refuse_own_batch(measurement.size, record)
             # Written at once: a study that is interrupted goes on after the last measurement.
             record.write(self._record(measurement))
-            self.say(f"      {_result(record)}")
+            self.print_line(f"      {_result(record)}")
             self._handle_failure(measurement.size, record)
             self.keep()
 
@@ -138,12 +140,12 @@ class Runner:
             if self._trained(size) is not None or not self._knows_batch(size):
                 continue
             what = f"{plural(size.workers, 'worker')}, {size.method}"
-            self.say(f"[{number}/{len(sizes)}] training on {what}")
+            self.print_line(f"[{number}/{len(sizes)}] training on {what}")
             ended = self._train(size)
             if ended.problem is not None:
                 self.failures.append(ended.exit_code)
                 self.problems.append(f"The training on {what} failed: {ended.problem}")
-                self.say(f"      failed: {ended.problem}")
+                self.print_line(f"      failed: {ended.problem}")
             self.keep()
 
     def _is_there(self, measurement: Measurement) -> bool:
@@ -213,7 +215,9 @@ class Runner:
                 if line != shown and line[:1].isdecimal():
                     shown = line
                     epoch, step, time_s = line.split(",")[:3]
-                    self.say(f"      epoch {epoch}, step {step}, {format_duration(float(time_s))}")
+                    self.print_line(
+                        f"      epoch {epoch}, step {step}, {format_duration(float(time_s))}"
+                    )
             return False
 
         return poll

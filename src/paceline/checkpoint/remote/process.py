@@ -21,7 +21,7 @@ from paceline.checkpoint.remote.url import reason_of
 from paceline.errors import UsageError
 from paceline.files import write_json
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.options.text import say
+from paceline.options.text import print_stderr
 from paceline.results.run_directory import RunDirectory
 
 FINISH, RELEASE = "finish", "release"
@@ -140,7 +140,7 @@ class CopyProcess:
             finally:
                 self._is_busy = False
             if failures:
-                self._say("goes on again")
+                self._print_line("goes on again")
             failures, files_s = 0, time.monotonic() if files_due else files_s
             if order == FINISH:
                 send("finished")
@@ -209,10 +209,10 @@ class CopyProcess:
             then = "the training goes on"
             if failures:
                 then += f", copying is tried again (after {_again_s(failures):.0f} s, then rarer)"
-            self._say(f"failed: {reason}; {then}")
+            self._print_line(f"failed: {reason}; {then}")
 
-    def _say(self, text: str) -> None:
-        say(f"paceline: copying to {self._record.url} {text}")
+    def _print_line(self, text: str) -> None:
+        print_stderr(f"paceline: copying to {self._record.url} {text}")
 
     def _note_activity(self) -> None:
         self._active_s = time.monotonic()
@@ -232,7 +232,7 @@ class CopyProcess:
             record = replace(known, failures=known.failures + 1, last_failure=reason)
             if stalls == 1 or time.monotonic() - self._reported_s >= _REPORT_AGAIN_S:
                 self._reported_s = time.monotonic()
-                self._say(f"failed: {reason}; the training goes on, copying is tried again")
+                self._print_line(f"failed: {reason}; the training goes on, copying is tried again")
             record.write(self._run)
             again = replace(
                 self._spec, record=record, is_new=False, stalls=stalls, reported_s=self._reported_s

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.commands.train import RUN_DIR, read_recipe_options
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.ssh.options import HostsOptions
@@ -132,7 +132,7 @@ def _from_here(path: str) -> str:
 def _examine_here(request: _DoctorRequest) -> int:
     from paceline.distributed.environment_check import examine
 
-    findings = examine(surroundings(), request.config.dist)
+    findings = examine(read_environment(), request.config.dist)
     if request.own.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

@@ -13,7 +13,7 @@ from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import config_named, file_name, refuse_another
-from paceline.distributed.environment import detect_launchers, surroundings
+from paceline.distributed.environment import detect_launchers, read_environment
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import without_other_methods
@@ -349,7 +349,7 @@ def _resume(
         if place.rank == 0:
             warn_of_no_effect(place, given)
             alone = place.hosts is None and not place.started_apart
-            _say_what_is_gone(run, run.newest_step(), alone=alone)
+            _warn_of_missing_snapshot(run, run.newest_step(), alone=alone)
         say_starting(place, config.metrics.progress)
         from paceline.runtime.start import start  # after that has been said
 
@@ -361,7 +361,7 @@ def _resume(
 
 def _is_one_of_several(tokens: Sequence[str]) -> bool:
     """Tell whether other workers or nodes run this command as well, started one by one."""
-    found = detect_launchers(surroundings())
+    found = detect_launchers(read_environment())
     apart = any(placement.world_size > 1 for placement in found.workers)
     apart = apart or (found.node is not None and found.node.nodes > 1)
     return apart or any(token.partition("=")[0] == "--rank" for token in tokens)
@@ -455,7 +455,7 @@ def _names(allowed: object) -> list[str]:
     return [str(name).replace("-", "_") for name in listed]
 
 
-def _say_what_is_gone(run: RunDirectory, step: int, *, alone: bool) -> None:
+def _warn_of_missing_snapshot(run: RunDirectory, step: int, *, alone: bool) -> None:
     if step < 0:
         unless = "" if alone else ", unless another host has one"
         print(

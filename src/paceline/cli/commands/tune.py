@@ -13,7 +13,7 @@ from paceline.cli.scale_commands import (
     StudyHosts,
     fills,
     idle_without,
-    say,
+    print_line,
     spelled,
     usual_method,
     with_options,
@@ -269,7 +269,7 @@ def _tuner(request: _TuneRequest) -> Tuner:
         budget_s=parse_duration_s(request.options.budget),
         seconds=request.options.seconds,
         check_quality=request.options.check_quality,
-        say=say,
+        print_line=print_line,
     )
 
 

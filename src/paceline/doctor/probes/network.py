@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.distributed.interface import find_route, is_loopback
 from paceline.doctor.facts import EPHEMERAL, Interface, NetworkFacts
 from paceline.errors import PacelineError
@@ -26,7 +26,7 @@ def network_facts() -> NetworkFacts:
         hostname=hostname,
         hostname_means=meaning_of(hostname),
         default_address=_default_address(),
-        ssh_address=ssh_address(surroundings()),
+        ssh_address=ssh_address(read_environment()),
         interfaces=tuple(_interfaces()),
         port_range=_port_range(_PORT_RANGE),
         congestion=_congestion(_CONGESTION),

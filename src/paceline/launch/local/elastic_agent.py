@@ -183,7 +183,7 @@ class _Agent(LocalElasticAgent):
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
             delivered=lambda rank: result_path(scratch, rank).exists(),
             read=lambda: map(read_note, notes.values()),
-            say=self._interrupts.say,
+            print_line=self._interrupts.print_line,
         )
         # A signal that came during the start reaches the workers now, and later ones directly.
         self._interrupts.pass_on(self.supervisor)

@@ -125,20 +125,20 @@ class HostRecovery:
             for reconnection in self._reconnections.values():
                 reconnection.end()
 
-    def rejoin(self, least: int, stop: StopState, say: Callable[[str], None]) -> None:
+    def rejoin(self, least: int, stop: StopState, print_line: Callable[[str], None]) -> None:
         """Add the hosts that are back to the pool, and remove those that are no longer named.
 
         Args:
             least: How many hosts there must be; it is waited for them.
             stop: The user's wish to stop, which ends the wait.
-            say: Called with a line for the user about hosts that come, and about waiting.
+            print_line: Called with a line for the user about hosts that come, and about waiting.
 
         Raises:
             InfrastructureError: There aren't enough in time.
         """
         begun_s, announced = time.monotonic(), False
         while not stop.requested:
-            there, wanted = self._merge(say), len(self._wanted)
+            there, wanted = self._merge(print_line), len(self._wanted)
             waited_s = time.monotonic() - begun_s
             # All are back; or enough of them, and the others have had their time.
             if there >= least and (there >= wanted or waited_s > _BACK_S):
@@ -150,10 +150,10 @@ class HostRecovery:
                 )
             if waited_s > _BACK_S and not announced:
                 announced = True
-                say(f"Waiting for hosts: {there} of at least {least} are there")
+                print_line(f"Waiting for hosts: {there} of at least {least} are there")
             time.sleep(_POLL_S)
 
-    def _merge(self, say: Callable[[str], None]) -> int:
+    def _merge(self, print_line: Callable[[str], None]) -> int:
         """Put the pool into the order of the hostfile. Returns how many hosts there are."""
         with self._lock:
             alive = {c.host.name: c for c in self._pool.hosts}
@@ -170,7 +170,7 @@ class HostRecovery:
                 elif (found := reconnection.take()) is not None:
                     del self._reconnections[name]
                     back = "is back" if name in self._connected else "is new"
-                    say(f"{name} {back}, and takes part from now on")
+                    print_line(f"{name} {back}, and takes part from now on")
                     self._connected[name] = reconnection.host
                     alive[name] = found
             # The rest of the lost ones is closed, and the order of ranks is again the hostfile's.

@@ -70,7 +70,7 @@ class NodeWatchdog:
             watched.limits,
             watched.log_dir,
             watched.attempt,
-            _say,
+            _print_line,
             node=f"node-{watched.rank}",
         )
         try:
@@ -159,5 +159,5 @@ class NodeWatchdog:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -259,8 +259,8 @@ def parse_with_own(
     Raises:
         UsageError: Something unknown or unreadable was given.
     """
-    found = read_options(command, about, tokens, listed, settled=settled)
+    parsed = read_options(command, about, tokens, listed, settled=settled)
     own = {CONFIG.name, *(field.name for field in fields(kind))}  # type: ignore[arg-type]  # a dataclass
-    training = {name: value for name, value in found.values.items() if name not in own}
-    given = merge_layers(training, found.of_file(), {})
-    return pick(kind, found.values), replace(found, values=given)
+    training = {name: value for name, value in parsed.values.items() if name not in own}
+    given = merge_layers(training, parsed.of_file(), {})
+    return pick(kind, parsed.values), replace(parsed, values=given)

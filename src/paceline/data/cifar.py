@@ -105,8 +105,8 @@ def load_cifar10(
     Raises:
         DataError: A file is missing and can't be downloaded, or damaged; names the file.
     """
-    found = find_files(_CIFAR_10.source, data_dir, download, report=report, open_url=open_url)
-    return _load(_CIFAR_10, found)
+    paths = find_files(_CIFAR_10.source, data_dir, download, report=report, open_url=open_url)
+    return _load(_CIFAR_10, paths)
 
 
 def load_cifar100(
@@ -130,8 +130,8 @@ def load_cifar100(
     Raises:
         DataError: A file is missing and can't be downloaded, or damaged; names the file.
     """
-    found = find_files(_CIFAR_100.source, data_dir, download, report=report, open_url=open_url)
-    return _load(_CIFAR_100, found)
+    paths = find_files(_CIFAR_100.source, data_dir, download, report=report, open_url=open_url)
+    return _load(_CIFAR_100, paths)
 
 
 def _load(kind: _Kind, folder: Path) -> tuple[TensorData, TensorData]:

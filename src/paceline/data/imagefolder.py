@@ -72,7 +72,7 @@ def scan_tree(root: Path) -> ImageTree:
         present = [name for name in SPLITS if (root / name).is_dir()]
         if "train" not in present:
             raise DataError(
-                f"{root}: holds no folder `train` ({_found(root)}). Expected are "
+                f"{root}: holds no folder `train` ({_describe_found(root)}). Expected are "
                 "train/CLASS/IMAGE files, and the same in val and, if there is one, test"
             )
         names = _class_names(root / "train")
@@ -157,7 +157,7 @@ def _check_classes(root: Path, names: Sequence[str], train: Sequence[ImageEntry]
         )
 
 
-def _found(root: Path) -> str:
+def _describe_found(root: Path) -> str:
     if not root.is_dir():
         return "there is no such directory"
     listed = sorted(path.name for path in root.iterdir())

@@ -75,12 +75,12 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
 
 def _attempted(what: str, look_at: Callable[[], Iterator[CheckLine]]) -> list[CheckLine]:
     """Collect findings; an error that a worker would meet is the last of them."""
-    found: list[CheckLine] = []
+    lines: list[CheckLine] = []
     try:
-        found.extend(look_at())
+        lines.extend(look_at())
     except PacelineError as error:
-        found.append(CheckLine(what=what, state="fault", text=str(error)))
-    return found
+        lines.append(CheckLine(what=what, state="fault", text=str(error)))
+    return lines
 
 
 def _place(placement: Placement) -> CheckLine:

@@ -309,6 +309,6 @@ def _joined_by_mpi(
 def _compare(group: Group, facts: Facts) -> None:
     """Compare facts by the group itself, where there is no store. Collective."""
     workers = map(WorkerFacts.from_json, group.gather_texts(WorkerFacts.here(facts).to_json()))
-    found = disagreement(list(workers))
-    if found:
-        raise JobError(found)
+    problem = disagreement(list(workers))
+    if problem:
+        raise JobError(problem)

@@ -171,8 +171,8 @@ def _admit(
             peer, _ = listener.accept()
             peer.settimeout(_CONNECT_S)
             # Names are readable by other users of the machine: they may not come.
-            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, user, _ = _CREDENTIALS.unpack(found)
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, user, _ = _CREDENTIALS.unpack(credentials)
             own = peer.recv(_RANK.size, socket.MSG_WAITALL) if user == os.getuid() else b""
             if len(own) == _RANK.size:
                 peers[_RANK.unpack(own)[0]] = peer
@@ -246,7 +246,7 @@ class NodeMemory:
                 f"no {size:,} bytes of memory for gradients on their way: {error.strerror}"
             ) from error
         try:
-            found = {self.rank: _mapped(own, size)}
+            mapped = {self.rank: _mapped(own, size)}
             for rank in self._peers:
                 self._send(rank, _DESCRIPTOR, _rights(own))
         finally:
@@ -255,10 +255,10 @@ class NodeMemory:
         for rank in self._peers:
             descriptor = self._receive_descriptor(rank)
             try:
-                found[rank] = _mapped(descriptor, size)
+                mapped[rank] = _mapped(descriptor, size)
             finally:
                 os.close(descriptor)
-        return [found[rank] for rank in self.ranks]
+        return [mapped[rank] for rank in self.ranks]
 
     def post(self, message: bytes) -> None:
         """Send a message of a few bytes to every other worker. Doesn't block.

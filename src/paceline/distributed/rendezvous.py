@@ -101,12 +101,12 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
     # A daemon: if torch never returns, the process can still end.
     threading.Thread(target=run, name="paceline-store", daemon=True).start()
     try:
-        found = outcome.get(timeout=timeout_s + _GRACE_S)
+        result = outcome.get(timeout=timeout_s + _GRACE_S)
     except queue.Empty:
         raise TimeoutError from None
-    if isinstance(found, RuntimeError):
-        raise found
-    return found
+    if isinstance(result, RuntimeError):
+        raise result
+    return result
 
 
 def leave(store: Store, address: Address, world_size: int) -> None:
@@ -128,14 +128,14 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
     if rank == 0:
         store.set(key, text)
     value = store.get(key).decode()
-    store.add(f"{key}/heard", 1)
+    store.add(f"{key}/readers", 1)
     return value
 
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
     """Keep the store on rank 0 until all workers have read its text, or the time is up."""
     deadline_s = time.monotonic() + _READ_WAIT_S
-    while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:
+    while store.add(f"{key}/readers", 0) < world_size and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 

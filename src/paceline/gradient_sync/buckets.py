@@ -83,8 +83,8 @@ class Bucket:
         self._strides = [torch.empty_like(p, device="meta").stride() for _, p in chosen]
 
     def take(self) -> Flat:
-        """Lend a buffer."""
-        # The pool grows only when all of it is lent; views keep the parameters' shapes and strides.
+        """Take a buffer that is not in use."""
+        # The pool grows only when all of it is in use. Views have the parameters' strides.
         if not self._free:
             self._hold(torch.zeros(self.size, dtype=self.dtype, device=self.device))
         return self._free.pop()
@@ -140,7 +140,7 @@ class Bucket:
     def begin(self) -> None:
         """Take all buffers back that the last step has used."""
         self.tree.clear()
-        self._free = self._every[::-1]  # in the same order, so that each is lent for the same again
+        self._free = self._every[::-1]  # in the same order: each has the same use again
         self.is_ready = False
 
     def free(self) -> None:

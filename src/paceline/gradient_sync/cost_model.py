@@ -195,7 +195,7 @@ def choose_local(
     """
     base = method or SyncOptions(sync="local")
     set_delay = base.sync_delay
-    best, found = base, 0.0
+    best, best_ratio = base, 0.0
     # From few local steps to many: the first that reaches the target.
     for every in _EVERY if set_delay is None else (n for n in _EVERY if n > set_delay):
         delay = every // 2 if set_delay is None else set_delay
@@ -203,8 +203,8 @@ def choose_local(
         reached = efficiency(compute, tried, cluster, machine)
         if reached >= target:
             return tried
-        if reached > found:
-            best, found = tried, reached
+        if reached > best_ratio:
+            best, best_ratio = tried, reached
     return best
 
 

@@ -124,7 +124,7 @@ class _Following:
             if now_s < self._polled_s + self._job.poll_s:
                 return None
             self._polled_s = now_s
-            found = self._job.poll()
+            state = self._job.poll()
         except JobLostError:
             raise
         except InfrastructureError as error:
@@ -133,10 +133,10 @@ class _Following:
         # The cluster has answered: its patience starts anew.
         self._answered_s = now_s
         # Ended, or still running and perhaps later than a stop allows.
-        if isinstance(found, Outcome):
+        if isinstance(state, Outcome):
             self._show_rest()
-            return found
-        self._print_line(found)
+            return state
+        self._print_line(state)
         if now_s > self._stop_by_s:
             raise self._job.lost(f"it hasn't stopped within {self._job.stop_limit_s:g} s")
         return None

@@ -216,11 +216,11 @@ def reap(spared: set[int], server: int = 0) -> None:
 
 def _started_by(parents: set[int]) -> set[int]:
     """List the descendants of these processes."""
-    found = set()
+    pids = set()
     for pid in parents:
         with suppress(psutil.NoSuchProcess):
-            found |= {process.pid for process in psutil.Process(pid).children(recursive=True)}
-    return found
+            pids |= {process.pid for process in psutil.Process(pid).children(recursive=True)}
+    return pids
 
 
 def find_process(pid: int) -> psutil.Process | None:

@@ -37,8 +37,8 @@ def parse_duration_s(text: str, option: str = "") -> float:
         except ValueError:
             total_s = 0.0
     if not 0.0 < total_s < float("inf"):
-        found = f"{option} is {text!r}, not a duration" if option else f"not a duration: {text!r}"
-        raise UsageError(f"{found}. Write for example 90s, 45m, 2h or 1h30m; it must be above 0")
+        problem = f"{option} is {text!r}, not a duration" if option else f"not a duration: {text!r}"
+        raise UsageError(f"{problem}. Write for example 90s, 45m, 2h or 1h30m; it must be above 0")
     if not MIN_S <= total_s <= MAX_S:
         named = f"{option} is {text!r}: it" if option else f"the duration {text!r}"
         raise UsageError(f"{named} should be from 1 ms to 9,999 days")

@@ -85,8 +85,8 @@ def with_dashes(tokens: Sequence[str]) -> list[str]:
     end = list(tokens).index("--") if "--" in tokens else len(tokens)
     own: list[str] = []
     for token in tokens[:end]:
-        found = None if own and own[-1] in _FREE_TEXT else _TYPED.match(token)
-        name = found[0] if found else ""
+        match = None if own and own[-1] in _FREE_TEXT else _TYPED.match(token)
+        name = match[0] if match else ""
         own.append(name.replace("_", "-") + token[len(name) :])
     return [*own, *tokens[end:]]
 

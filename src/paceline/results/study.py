@@ -241,8 +241,8 @@ class Measured:
         try:
             content = read_json_object(path)
             profile = content.pop("profile")
-            found = None if profile is None else StepProfile.from_json(json.dumps(profile))
-            return cls(**check_types(cls, content), profile=found)
+            step_profile = None if profile is None else StepProfile.from_json(json.dumps(profile))
+            return cls(**check_types(cls, content), profile=step_profile)
         except (OSError, ValueError, KeyError):
             return None
 
@@ -302,9 +302,9 @@ def _check_sizes(sizes: object) -> None:
 
 
 def _sizes(record: JsonObject) -> tuple[SizeResult, ...]:
-    found = [_size(entry) for entry in entries(record, "sizes") if _positive(entry, "workers")]
-    methods = list(dict.fromkeys(size.method for size in found))
-    return tuple(sorted(found, key=lambda size: (size.workers, methods.index(size.method))))
+    sizes = [_size(entry) for entry in entries(record, "sizes") if _positive(entry, "workers")]
+    methods = list(dict.fromkeys(size.method for size in sizes))
+    return tuple(sorted(sizes, key=lambda size: (size.workers, methods.index(size.method))))
 
 
 def _size(entry: JsonObject) -> SizeResult:
@@ -388,8 +388,8 @@ def _curve_point(entry: JsonObject) -> CurvePoint:
 def _prediction(entry: JsonObject) -> Prediction | None:
     methods: dict[str, tuple[PredictedSize, ...]] = {}
     for method in entries(entry, "methods"):
-        found = (_predicted_size(size) for size in entries(method, "sizes"))
-        sizes = sorted((size for size in found if size), key=lambda size: size.workers)
+        predicted = map(_predicted_size, entries(method, "sizes"))
+        sizes = sorted((size for size in predicted if size), key=lambda size: size.workers)
         name = text(method, "method") or "allreduce"
         if name in methods:  # The same with other options.
             name = text(method, "label") or name

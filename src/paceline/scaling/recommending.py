@@ -229,8 +229,8 @@ def _named(projection: Projection, name: str) -> Forecast | None:
 
 
 def _in_order(projection: Projection, names: Sequence[str]) -> list[Forecast]:
-    found = (_named(projection, name) for name in names)
-    return [forecast for forecast in found if forecast is not None]
+    forecasts = (_named(projection, name) for name in names)
+    return [forecast for forecast in forecasts if forecast is not None]
 
 
 def _label(forecast: Forecast) -> str:

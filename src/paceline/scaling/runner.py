@@ -88,21 +88,17 @@ class Runner:
 
     def measured(self, plan: Sequence[Measurement]) -> dict[Size, list[Measured]]:
         """Read what there is."""
-        found: dict[Size, list[Measured]] = {}
+        measured: dict[Size, list[Measured]] = {}
         for measurement in plan:
             record = Measured.read(self._record(measurement))
             if record is not None:
-                found.setdefault(measurement.size, []).append(record)
-        return found
+                measured.setdefault(measurement.size, []).append(record)
+        return measured
 
     def trained(self, sizes: Sequence[Size]) -> dict[Size, Trained]:
         """Read the whole trainings that have ended."""
-        found = {}
-        for size in sizes:
-            trained = self._trained(size)
-            if trained is not None:
-                found[size] = trained
-        return found
+        results = {size: self._trained(size) for size in sizes}
+        return {size: trained for size, trained in results.items() if trained is not None}
 
     def measure(self, plan: Sequence[Measurement]) -> None:
         """Measure what is missing. Blocks.
@@ -241,10 +237,10 @@ class Runner:
         return next((profile.global_batch for profile in alone), None)
 
     def _records(self) -> Sequence[Measured]:
-        found = (
+        records = (
             Measured.read(path) for path in sorted(folder_in(self.place, "measured").glob("*.json"))
         )
-        return [record for record in found if record is not None]
+        return [record for record in records if record is not None]
 
     def _record(self, measurement: Measurement) -> Path:
         return folder_in(self.place, "measured") / f"{measurement.name}.json"
@@ -322,11 +318,11 @@ def time_is_over(run: RunDirectory, seconds: float) -> Callable[[], bool]:
     return is_over
 
 
-def exit_code_of(found: Mapping[Size, Sequence[Measured]], failures: Sequence[int]) -> int:
+def exit_code_of(measured: Mapping[Size, Sequence[Measured]], failures: Sequence[int]) -> int:
     """Give a study's exit code: where nothing at all was measured, that of what failed."""
-    if any(record.profile for records in found.values() for record in records):
+    if any(record.profile for records in measured.values() for record in records):
         return ExitCode.DONE
-    codes = [r.exit_code for records in found.values() for r in records if r.exit_code]
+    codes = [r.exit_code for records in measured.values() for r in records if r.exit_code]
     return next(iter((*failures, *codes)), ExitCode.JOB)
 
 

@@ -123,8 +123,8 @@ class StudyDirectory:
             hosts: Where they run.
         """
         sizes = list(requested)
-        for found in self._measured():
-            workers, (method, *_) = int(found[1]), parse_methods(found[2])
+        for match in self._measured():
+            workers, (method, *_) = int(match[1]), parse_methods(match[2])
             known = {(size.workers, size.method) for size in sizes}
             if (workers, method) not in known:
                 nodes = len(first_slots(hosts, workers)) or 1
@@ -133,7 +133,7 @@ class StudyDirectory:
 
     def rounds(self, least: int) -> int:
         """Count the rounds that were measured, or are to be."""
-        return max([least, *(int(found[3]) for found in self._measured())])
+        return max([least, *(int(match[3]) for match in self._measured())])
 
     def discard(self, *, keep: bool) -> None:
         """Remove the files of a new study; one of which something was measured stays as it is.
@@ -172,7 +172,7 @@ class StudyDirectory:
             UsageError: It is one; the message names the first thing that differs.
         """
         before = self._read().asked
-        measured = {found[2] for found in self._measured()}
+        measured = {match[2] for match in self._measured()}
         # Options of methods that haven't been measured yet may change.
         known = {name for method in measured & {*methods} for name in own_options(method)}
         free = {_flag(name) for name in {*METHOD_OPTIONS} - known}

@@ -193,7 +193,7 @@ class Tuner:
         self.print_line(f"  tries {names} beside the training as it is, pair {turn}")
         # Changes that take longer to start get longer trials.
         seconds = {c.name: self._more_s(c, g) for c, g in zip(changes, gains, strict=True)}
-        found = {
+        trials = {
             which.name: self._trial(
                 which,
                 turn,
@@ -203,11 +203,11 @@ class Tuner:
             for which in (order if turn % 2 else reversed(order))
         }
         # A change's gain is its speed over that of the trial beside it.
-        usual = found.pop(USUAL.name)
+        usual = trials.pop(USUAL.name)
         if usual.images_per_s:
             self.usual.append(usual.images_per_s)
         return [
-            self._gain(change, gain, usual, found[change.name])
+            self._gain(change, gain, usual, trials[change.name])
             for change, gain in zip(changes, gains, strict=True)
         ]
 
@@ -224,11 +224,11 @@ class Tuner:
             return replace(gain, problem=problem or "it trained no step")
         # What a change costs once at its start (compiling, say) counts apart from its speed.
         starting_s = self._lost_s(changed) - self._lost_s(usual)
-        found = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
-        low, high = found.bounds
-        bounds = f", 95 % bounds {low:.2f} to {high:.2f}" if len(found.ratios) > 1 else ""
-        self.print_line(f"  {change.name}: {found.ratios[-1]:.2f} x, mean {found.mean:.2f}{bounds}")
-        return found
+        new = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
+        low, high = new.bounds
+        bounds = f", 95 % bounds {low:.2f} to {high:.2f}" if len(new.ratios) > 1 else ""
+        self.print_line(f"  {change.name}: {new.ratios[-1]:.2f} x, mean {new.mean:.2f}{bounds}")
+        return new
 
     def _more_s(self, change: Change, gain: Gain) -> float:
         """Give the seconds that a trial needs at its start: those it needed the first time."""

@@ -168,10 +168,10 @@ class DirectoryStore(RemoteStore):
 
     def names(self) -> list[str]:
         """List all below, but files that are being written."""
-        found = (path for path in self._root.rglob("*") if path.is_file())
+        paths = (path for path in self._root.rglob("*") if path.is_file())
         return [
             path.relative_to(self._root).as_posix()
-            for path in found
+            for path in paths
             if not path.name.startswith(_WRITING)
         ]
 
@@ -232,11 +232,11 @@ class FsspecStore(RemoteStore):
     def names(self) -> list[str]:
         """List all below."""
         try:
-            found = self._files.find(self._root)
+            paths = self._files.find(self._root)
         except FileNotFoundError:
             return []
         start = f"{self._root.rstrip('/')}/"
-        return [path.removeprefix(start) for path in found if path.startswith(start)]
+        return [path.removeprefix(start) for path in paths if path.startswith(start)]
 
     def delete(self, name: str) -> None:
         """Delete it."""
@@ -266,8 +266,11 @@ class S3Store(RemoteStore):
         else:
             checksum = self._write_parts(name, self.checked(name, source, entry, part))
         self.progress()
-        found = self._call("head_object", name, ChecksumMode="ENABLED")
-        if (found.text("ChecksumSHA256"), found.count("ContentLength")) != (checksum, entry.bytes):
+        response = self._call("head_object", name, ChecksumMode="ENABLED")
+        if (response.text("ChecksumSHA256"), response.count("ContentLength")) != (
+            checksum,
+            entry.bytes,
+        ):
             self.verify_by_reading(name, entry)
 
     def create(self, name: str, content: bytes) -> bool:

@@ -149,12 +149,16 @@ def _examine(request: _DoctorRequest, hosts: HostsOptions) -> int:
     from paceline.doctor.diagnosis import as_json
     from paceline.doctor.text_report import as_text
 
-    found = _found(request, hosts)
-    print(json.dumps(as_json(found), indent=2) if request.own.json else printable(as_text(found)))
-    return found.exit_code
+    diagnosis = _diagnose(request, hosts)
+    print(
+        json.dumps(as_json(diagnosis), indent=2)
+        if request.own.json
+        else printable(as_text(diagnosis))
+    )
+    return diagnosis.exit_code
 
 
-def _found(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
+def _diagnose(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
     from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 
     run_dir = request.given.get("run_dir")

@@ -101,8 +101,8 @@ def main(tokens: Sequence[str]) -> int:
     # What may be said anew, compared with what the training began with.
     command = shlex.join(("paceline", "resume", where))
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
-    found = read_recipe_options(command, recipe, rest, own_options)
-    given = found.values
+    parsed = read_recipe_options(command, recipe, rest, own_options)
+    given = parsed.values
     given.pop("config", None)
     output = Output.take(given)
     output.quieten(given)
@@ -126,7 +126,7 @@ def main(tokens: Sequence[str]) -> int:
     paths = tuple(sorted(recipe.paths_among(arguments)))
     plans = choice.plans_alone(config.launch.on)
     output.print_settings(
-        request, dict.fromkeys(settings, "run") | dict(found.sources), dry_run=plans
+        request, dict.fromkeys(settings, "run") | dict(parsed.sources), dry_run=plans
     )
     return _resume(request, config, past, choice, given, allowed, paths, output)
 
@@ -202,8 +202,8 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
     from paceline.cli.commands.copy import fetch
 
     where, rest = take_option(tokens, "--run-dir")
-    found = worker_here(LaunchOptions(), DistOptions())
-    if found is not None and found.world_size > 1:
+    placement = worker_here(LaunchOptions(), DistOptions())
+    if placement is not None and placement.world_size > 1:
         raise UsageError(
             "several workers were started, each of which would fetch the run: fetch it first, by "
             f"{command_line('copy', without_secrets(url), 'RUN_DIR')}, and resume RUN_DIR"
@@ -244,8 +244,8 @@ def _resume_script(
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*script_options().values(), *own_options]
     refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
-    found = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
-    given = found.values
+    parsed = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    given = parsed.values
     warn_of_variables([*training_options().values(), *options], is_script=True)
     given.pop("config", None)
     output = Output.take(given)
@@ -280,7 +280,7 @@ def _resume_script(
         command=("paceline", "resume", where, *words),
     )
     config = TrainConfig.from_settings(settings)
-    sources = dict.fromkeys(settings, "run") | dict(found.sources)
+    sources = dict.fromkeys(settings, "run") | dict(parsed.sources)
     output.print_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
     return _resume(request, config, past, choice, given, allowed, (), output)
 
@@ -361,9 +361,9 @@ def _resume(
 
 def _is_one_of_several(tokens: Sequence[str]) -> bool:
     """Tell whether other workers or nodes run this command as well, started one by one."""
-    found = detect_launchers(read_environment())
-    apart = any(placement.world_size > 1 for placement in found.workers)
-    apart = apart or (found.node is not None and found.node.nodes > 1)
+    launchers = detect_launchers(read_environment())
+    apart = any(placement.world_size > 1 for placement in launchers.workers)
+    apart = apart or (launchers.node is not None and launchers.node.nodes > 1)
     return apart or any(token.partition("=")[0] == "--rank" for token in tokens)
 
 

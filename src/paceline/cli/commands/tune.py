@@ -141,14 +141,14 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     target.check()
     if fills(target.script_args):
         raise UsageError("{global_batch} in a script's arguments is for paceline scale")
-    options, found = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
-    usual = usual_method(found.values, target.settings)
+    options, parsed = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
+    usual = usual_method(parsed.values, target.settings)
     idle = dict.fromkeys(
-        idle_of_methods((usual,), found.values), f"has no effect in trials with --sync {usual}"
+        idle_of_methods((usual,), parsed.values), f"has no effect in trials with --sync {usual}"
     )
     if not options.check_quality:
-        idle |= idle_without("--check-quality", found.values, is_script=target.is_script)
-    given = without_idle(found, idle)
+        idle |= idle_without("--check-quality", parsed.values, is_script=target.is_script)
+    given = without_idle(parsed, idle)
     _check_output(Path(options.output).expanduser())
     hosts = StudyHosts.split_from(given)
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()

@@ -199,17 +199,17 @@ def attribute_failures(
         InfrastructureError: There are no results, and nobody says why.
     """
     firsts = first_ranks([member.info for member in members if member.info is not None])
-    found: list[WorkerFailure] = []
+    failures: list[WorkerFailure] = []
     silent: list[WorkerFailure] = []
     for first, member in zip(firsts, members, strict=True):
         # What hosts report; a host without results is a failure itself, unless we have killed it.
-        found += _reported(member)
+        failures += _reported(member)
         if member.done is None and (member.lost or not stopping):
-            (silent if member.killed else found).append(_of_host(member, first))
-    found = found or silent
-    if not found and not stopping:
+            (silent if member.killed else failures).append(_of_host(member, first))
+    failures = failures or silent
+    if not failures and not stopping:
         raise InfrastructureError("the workers ended without results, and none said why")
-    return root_cause(found)
+    return root_cause(failures)
 
 
 def _reported(member: Participant) -> Iterator[WorkerFailure]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import UsageError
-from paceline.options.fields import flag
+from paceline.options.fields import check_at_least
 from paceline.options.figures import plural
 
 _MAX_LOADERS = 1000
@@ -46,10 +46,7 @@ class DataOptions:
     (0: none). Data sets kept in memory need and use none."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "batch_per_worker", "max_batch_per_worker", "shards"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
+        check_at_least(self, global_batch=1, batch_per_worker=1, max_batch_per_worker=1, shards=1)
         if self.shards is not None:
             self._check_shards(self.shards)
         if not 0 <= self.loader_workers <= _MAX_LOADERS:
@@ -146,7 +143,4 @@ class PackOptions:
     """Read everything back when it is written, and compare its checksums."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "jobs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
+        check_at_least(self, size=1, jobs=1)

@@ -7,6 +7,7 @@ from paceline.errors import UsageError
 from paceline.launch.registry import PLACES, launcher_names
 from paceline.launch.worker_count import check_count
 from paceline.options.durations import MAX_WAIT_S
+from paceline.options.fields import check_at_least
 
 if TYPE_CHECKING:
     On = str
@@ -55,11 +56,7 @@ class LaunchOptions:
         Raises:
             UsageError: A count is out of range.
         """
-        for name, least in (("workers", 1), ("threads", 1), ("max_restarts", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {value}; it must be at least {least}")
+        check_at_least(self, workers=1, threads=1, max_restarts=0)
         if self.workers is not None:
             check_count(self.workers)
         if self.stop_grace_s is not None and not 0 < self.stop_grace_s <= MAX_WAIT_S:

@@ -76,6 +76,22 @@ def flag(name: str) -> str:
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
+def check_at_least(options: object, **least: int) -> None:
+    """Check options that are whole numbers, where they are set.
+
+    Args:
+        options: A dataclass of options.
+        least: By the name of a field, the least that it may be.
+
+    Raises:
+        UsageError: One is below; the message names its flag.
+    """
+    for name, limit in least.items():
+        value = getattr(options, name)
+        if value is not None and value < limit:
+            raise UsageError(f"{flag(name)} is {value}: it must be at least {limit}")
+
+
 def with_dashes(tokens: Sequence[str]) -> list[str]:
     """Spell the options of a command line as `flag` does, whichever way they are typed.
 

@@ -151,7 +151,7 @@ def predict_band(
     ]
 
     def spread(of: Callable[[Predicted], float]) -> Range:
-        # The middle 80 %: the first and the ninth decile.
+        """Give the middle 80 % of the draws: from the first to the ninth decile."""
         cuts = quantiles((of(one) for one in drawn), n=10, method="inclusive")
         return Range(low=cuts[0], high=cuts[-1])
 
@@ -338,6 +338,6 @@ def cost_per_epoch(predicted: Predicted, price_per_hour: float) -> float | None:
     return predicted.nodes * price_per_hour * predicted.epoch_s / 3600
 
 
-def library_of(profile: StepProfile, assumed: Assumptions = _USUAL) -> Library:
+def library_of(profile: StepProfile, assumed: Assumptions) -> Library:
     """Name what would carry the bytes."""
     return assumed.library or ("gloo" if profile.device == "cpu" else "nccl")

@@ -22,7 +22,7 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.remote.url import reason_of
 from paceline.errors import SnapshotError, StoreError, UsageError
 from paceline.files import fsync_directory
-from paceline.launch.aws_client import Aws, AwsError, connect
+from paceline.launch.aws_client import AwsError, connect
 from paceline.launch.json_fields import Answer
 
 _PIECE_BYTES = 8 << 20
@@ -251,10 +251,10 @@ class FsspecStore(RemoteStore):
 class S3Store(RemoteStore):
     """A prefix of a bucket of Amazon S3, or of a store that speaks its language."""
 
-    def __init__(self, url: str, progress: Progress, aws: Aws | None = None) -> None:
+    def __init__(self, url: str, progress: Progress) -> None:
         super().__init__(progress)
         self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
-        self._aws = aws or connect(None, usual_region="us-east-1")
+        self._aws = connect(None, usual_region="us-east-1")
 
     def write(self, name: str, source: BinaryIO, entry: FileEntry) -> None:
         """Send it with SHA-256 sums, which the store checks; where it doesn't say so, read back."""

@@ -103,11 +103,7 @@ def main(tokens: Sequence[str]) -> int:
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     parsed = read_recipe_options(command, recipe, rest, own_options)
     given = parsed.values
-    given.pop("config", None)
-    output = Output.take(given)
-    output.quieten(given)
-    choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
-    _copy_on(given, copies, choice)
+    output, choice, allowed = _take_own(given, copies)
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, allowed, recipe.path_arguments())
     config = TrainConfig.from_settings(settings)
@@ -212,6 +208,24 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
     return str(run.path), rest, url.rpartition("/")[0]
 
 
+def _take_own(
+    given: dict[str, OptionValue], copies: str | None
+) -> tuple[Output, ClusterChoice, list[str]]:
+    """Take off what is the command's own: how it prints, where it trains, what may be changed.
+
+    Args:
+        given: The options; those of the training are left, `copy_to` may be added.
+        copies: As for `_copy_on`.
+    """
+    given.pop("config", None)
+    output = Output.take(given)
+    output.quieten(given)
+    choice = take_cluster_choice(given)
+    allowed = _names(given.pop("allow_change", ()))
+    _copy_on(given, copies, choice)
+    return output, choice, allowed
+
+
 def _copy_on(given: dict[str, OptionValue], copies: str | None, choice: ClusterChoice) -> None:
     """Go on copying a run to where it was fetched from, unless another place is given.
 
@@ -247,11 +261,7 @@ def _resume_script(
     parsed = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
     given = parsed.values
     warn_of_variables([*training_options().values(), *options], is_script=True)
-    given.pop("config", None)
-    output = Output.take(given)
-    output.quieten(given)
-    choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
-    _copy_on(given, copies, choice)
+    output, choice, allowed = _take_own(given, copies)
     other_args = "--" in words and script_args != past.script_args
     if other_args and _SCRIPT_ARGS not in allowed:
         began = " ".join(past.script_args) or "none"

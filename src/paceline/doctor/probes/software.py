@@ -2,12 +2,12 @@
 
 import hashlib
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline._version import __version__
 from paceline.distributed.system_gpus import driver_version
 from paceline.doctor.facts import SoftwareFacts
+from paceline.launch.ssh.agent import installed_version
 
 _LIBRARIES = ("torch", "numpy", "torchvision")
 _FIRST = 12
@@ -20,7 +20,7 @@ def software_facts() -> SoftwareFacts:
         "Paceline": __version__,
         "Paceline's code": code_hash(_PACKAGE),
         "Python": platform.python_version(),
-        **{library: _version_of(library) for library in _LIBRARIES},
+        **{library: installed_version(library) for library in _LIBRARIES},
     }
     driver = {} if (known := driver_version()) is None else {"driver": known}
     try:
@@ -59,10 +59,3 @@ def _of_torch() -> dict[str, str]:
         nccl = torch.cuda.nccl.version()
         found["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
     return found
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

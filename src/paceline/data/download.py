@@ -113,6 +113,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
+        """Follow one redirect; an address that isn't https is an error."""
         if not newurl.startswith("https://"):
             raise urllib.error.URLError(f"redirected to an address that is not https: {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]

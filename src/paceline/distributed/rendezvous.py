@@ -93,6 +93,7 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
     outcome: queue.SimpleQueue[TCPStore | RuntimeError] = queue.SimpleQueue()
 
     def run() -> None:
+        """Connect, and hand over the store or the error."""
         try:
             outcome.put(connect())
         except RuntimeError as error:
@@ -237,6 +238,7 @@ def meet_in_file(path: str) -> None:
     def by_file(
         url: str, timeout: timedelta = default_pg_timeout, **others: object
     ) -> Iterator[tuple[Store, int, int]]:
+        """Give store, rank and world size as torch's handler does, once for each group."""
         if store_file(read_environment()) != path:
             yield from usual(url, timeout=timeout, **others)
             return

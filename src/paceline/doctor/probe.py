@@ -98,8 +98,8 @@ class Probe:
     def _facts(self, question: Question) -> Answer:
         unknown: dict[str, str] = {}
 
-        # One part that can't be read doesn't hide the others: it is named among the unknown.
         def facts_or(name: str, read: Callable[[], Part], default: Part) -> Part:
+            """Read one part; one that can't be read is noted as unknown, and hides no other."""
             try:
                 return read()
             except Exception as error:  # noqa: BLE001  # whatever a library raises

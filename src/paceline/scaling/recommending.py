@@ -60,6 +60,7 @@ def _as_measured(projection: Projection) -> Projection:
         return projection
 
     def as_measured(method: SyncOptions, band: Band) -> Band:
+        """Put the measured efficiency into one prediction, where there is one."""
         size = band.predicted
         reached = known.get((method, size.nodes), size.efficiency)
         return replace(band, predicted=replace(size, efficiency=reached))

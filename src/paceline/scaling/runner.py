@@ -205,6 +205,7 @@ class Runner:
         shown_s, shown = time.monotonic(), ""
 
         def poll() -> bool:
+            """Print the newest epoch, once a minute at most; never ends the training."""
             nonlocal shown_s, shown
             if time.monotonic() - shown_s > _SHOW_S:
                 shown_s, line = time.monotonic(), _last_line(run.metrics_csv)
@@ -310,6 +311,7 @@ def time_is_over(run: RunDirectory, seconds: float) -> Callable[[], bool]:
     begun_s: float | None = None
 
     def is_over() -> bool:
+        """Count from when `run.json` is first there: starting is no part of it."""
         nonlocal begun_s
         if begun_s is None and run.run_json.exists():
             begun_s = time.monotonic()

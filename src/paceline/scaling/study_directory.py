@@ -211,6 +211,7 @@ def remove_snapshots(
     """
 
     def work(host: Host, commands: Commands) -> None:
+        """Remove them from one host; a failure is passed over."""
         command = removal_command(host, options, run_dir, here)
         with suppress(OSError, subprocess.TimeoutExpired):
             commands.run(command, _TIMEOUT_S)

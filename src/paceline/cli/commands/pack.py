@@ -49,11 +49,12 @@ def _print_line(text: str) -> None:
 
 
 def _progress(clock: Callable[[], float]) -> Callable[[int, int], None]:
-    """Print a line every few seconds."""
+    """Make what prints a line every few seconds: images done, of how many, and the rate."""
     started = last = clock()
     first: int | None = None
 
     def show(done: int, total: int) -> None:
+        """Print, where it is time; images of an earlier call don't count for the rate."""
         nonlocal last, first
         first = done if first is None else first
         now = clock()

@@ -238,6 +238,7 @@ def _tuner(request: _TuneRequest) -> Tuner:
         batch = DEFAULT_GLOBAL_BATCH
 
     def commands(given: Mapping[str, OptionValue], seconds: float) -> StudyCommands:
+        """Make what writes the commands of trials with these options, each of so many seconds."""
         return StudyCommands(
             target=target.name,
             is_script=target.is_script,

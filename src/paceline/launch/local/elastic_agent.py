@@ -133,6 +133,7 @@ class _PlainLogs(LogsSpecs):
     """Has the agent redirect nothing: workers write their own logs and error records."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Name the files of each local rank in `envs`: none."""
         nothing = dict.fromkeys(envs, "")
         return LogsDest(
             stdouts=nothing, stderrs=nothing, tee_stdouts={}, tee_stderrs={}, error_files=nothing
@@ -140,6 +141,7 @@ class _PlainLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
+        """Where the agent would keep logs: nowhere."""
         return ""
 
 

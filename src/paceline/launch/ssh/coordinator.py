@@ -216,6 +216,7 @@ def _show_line(width: int) -> Callable[[str, str, bool], None]:
     """
 
     def show(name: str, text: str, is_error: bool) -> None:
+        """Print one line of a host to the stream that it came from."""
         stream = sys.stderr if is_error else sys.stdout
         with suppress(OSError):  # the terminal has gone, `| head` has left: training goes on
             print(f"{name:{width}} | {text}", file=stream, flush=True)

@@ -43,6 +43,7 @@ class StateReporter:
         """Start reporting. Killing is left to the launcher's messages."""
 
         def report() -> bool:
+            """Send the states, and the stacks where they were requested; never the last time."""
             states = poller.poll()
             agent_io.send({"states": [state.to_json() for state in states]})
             if self._requested.is_set():

@@ -59,11 +59,13 @@ def watch_locally(
     """
 
     def warn(line: str) -> None:
+        """Print a line, and write it into rank 0's log."""
         print_line(line)
         with suppress(OSError), log_path(log_dir, 0).open("a") as file:
             file.write(line + "\n")
 
     def is_done() -> bool:
+        """Look once; where the workers hang, record that and kill them. True after the kill."""
         # The records come before the kill: the launcher collects them once the workers have ended.
         failures = watchdog.advance()
         for failure in failures or ():

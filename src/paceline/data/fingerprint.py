@@ -68,18 +68,18 @@ def picked_samples(data: object) -> str:
     Returns:
         Such as `200 samples, 1f4b7a90`; empty where there is no subset.
     """
-    waiting, seen, found = deque([data]), set[int](), list[str]()
+    waiting, seen, layers = deque([data]), set[int](), list[str]()
     while waiting and len(seen) < _MAX_ITEMS:
         value = waiting.popleft()
         if id(value) in seen or not isinstance(value, Dataset):
             continue
         seen.add(id(value))
         if isinstance(value, Subset):
-            found.append(_of_indices(value.indices))
+            layers.append(_of_indices(value.indices))
         if isinstance(value, ConcatDataset):
             waiting += value.datasets
         waiting += getattr(value, "__dict__", {}).values()
-    return " of ".join(found)
+    return " of ".join(layers)
 
 
 def _of_indices(indices: Sequence[int]) -> str:

@@ -140,7 +140,7 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
         with os.scandir(folder) as entries:
             listed = [(entry.is_dir(), entry.name) for entry in entries]
         # Programs leave names that begin with a dot beside images, such as macOS `._photo.jpg`.
-        listed = [found for found in listed if not found[1].startswith(".")]
+        listed = [each for each in listed if not each[1].startswith(".")]
         yield folder, [name for is_folder, name in listed if not is_folder]
         within = {**above, key: folder}
         left += [(f"{folder}/{name}", within) for is_folder, name in listed if is_folder]
@@ -217,8 +217,8 @@ def find_broken(
             count = sum(map(len, tree.splits.values()))
             report(f"looking for broken images among the {count:,} of {tree.root} (once)")
             write_json(kept, dict(_check_images(tree, size, jobs or usable_cores(), report)))
-        found = read_json_object(kept, _KEPT_MAX_BYTES)
-    return {str(path): str(reason) for path, reason in found.items()}
+        reasons = read_json_object(kept, _KEPT_MAX_BYTES)
+    return {str(path): str(reason) for path, reason in reasons.items()}
 
 
 def describe_broken(root: Path, broken: Sequence[tuple[str, str]]) -> str:
@@ -248,10 +248,10 @@ def _check_images(
     starts = range(0, len(paths), _TASK_IMAGES)
     tasks = (_Task(tree.root, tuple(paths[at : at + _TASK_IMAGES]), size) for at in starts)
     checked = run_in_order(_check, tasks, min(jobs, max(1, len(starts))))
-    for done, found in zip(starts, checked, strict=True):
+    for done, broken in zip(starts, checked, strict=True):
         if done and done % _REPORT_IMAGES == 0:
             report(f"looked at {done:,} of {len(paths):,} images")
-        yield from found
+        yield from broken
 
 
 def _check(task: _Task) -> list[tuple[str, str]]:

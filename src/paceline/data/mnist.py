@@ -64,10 +64,10 @@ def read_idx(path: Path, advice: str = "") -> NDArray[np.uint8]:
 def _read_stream(stream: io.BufferedIOBase) -> NDArray[np.uint8]:
     shape = _read_shape(stream)
     content = np.empty(math.prod(shape), dtype=np.uint8)
-    found = _fill(stream, content)
-    if found < len(content):
+    read = _fill(stream, content)
+    if read < len(content):
         raise ValueError(
-            f"the file is truncated: {found} of {len(content)} bytes after the header, "
+            f"the file is truncated: {read} of {len(content)} bytes after the header, "
             f"which states the shape {shape}"
         )
     if stream.read(1):  # reading to the end also makes gzip compare its checksum

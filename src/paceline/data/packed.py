@@ -238,9 +238,9 @@ def block_of(content: Mapping[str, object]) -> PackedBlock:
 
 
 def _check_size(path: Path, expected: int) -> None:
-    found = path.stat().st_size if path.is_file() else None
-    if found != expected:
-        what = "is missing" if found is None else f"has {found} bytes instead of {expected}"
+    size = path.stat().st_size if path.is_file() else None
+    if size != expected:
+        what = "is missing" if size is None else f"has {size} bytes instead of {expected}"
         raise DataError(f"{path} {what}. {_again(path.parent)}")
 
 

@@ -213,9 +213,9 @@ class Examination:
             for host in self._peers
         }
         # Each try may run into its time-out, so the limit grows with the hosts.
-        found, problems = self._pool.query(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
+        answers, problems = self._pool.query(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
         self._note_problems("ports", problems)
-        for host, answer in found.items():
+        for host, answer in answers.items():
             for other, contact in answer.items():
                 self._contacts[host, other] = read_dataclass(Contact, contact)
         self._check_contacts()
@@ -330,7 +330,7 @@ class Examination:
         return interface.mtu if interface is not None else 1500
 
     def _note_problems(self, what: str, problems: Mapping[str, str]) -> None:
-        lost = {found.hosts[0] for found in self._pool.losses}
+        lost = {loss.hosts[0] for loss in self._pool.losses}
         for host, problem in problems.items():
             if host not in lost:
                 self._findings.append(fault(host, what, problem))

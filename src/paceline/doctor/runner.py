@@ -89,19 +89,19 @@ def examine_hosts(
             for host, connection in zip(hosts, fleet.all, strict=True)
             if host.name not in lost
         ]
-        found = Examination(HostPool(pooled), request, print_line).run()
+        diagnosis = Examination(HostPool(pooled), request, print_line).run()
         versions = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
         apart = tuple(check_launcher(versions, __version__))
-        found = replace(found, findings=(*apart, *found.findings))
-        return _with_lost(found, hosts, lost)
+        diagnosis = replace(diagnosis, findings=(*apart, *diagnosis.findings))
+        return _with_lost(diagnosis, hosts, lost)
 
 
-def _with_lost(found: Diagnosis, hosts: Sequence[Host], lost: Mapping[str, str]) -> Diagnosis:
+def _with_lost(diagnosis: Diagnosis, hosts: Sequence[Host], lost: Mapping[str, str]) -> Diagnosis:
     """Add the hosts that couldn't be reached."""
     missing = [fault(name, "ssh", why.removeprefix(f"{name}: ")) for name, why in lost.items()]
     return replace(
-        found,
+        diagnosis,
         hosts=tuple(host.name for host in hosts),
-        findings=(*missing, *found.findings),
+        findings=(*missing, *diagnosis.findings),
         unreachable=tuple(lost),
     )

@@ -53,8 +53,8 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
     Raises:
         UsageError: A file is there, or can't be written.
     """
-    found = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
-    files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in found}
+    templates = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
+    files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in templates}
     # All or nothing: check every name before the first file is written.
     there = [path.name for path in files if path.exists() or path.is_symlink()]
     if there:

@@ -90,10 +90,10 @@ class SampledOrder:
                     self._draw(passed)
             self._last = epoch, self._draw(epoch)
             # Steps per epoch are settled by the first one, the schedule follows from them.
-            if (found := self._count(self._last[1])) != expected:
+            if (drawn := self._count(self._last[1])) != expected:
                 what = "batches" if self.in_batches else "samples"
                 raise DataError(
-                    f"the {self._name} drew {found:,} {what} in epoch {epoch + 1} and {expected:,} "
+                    f"the {self._name} drew {drawn:,} {what} in epoch {epoch + 1} and {expected:,} "
                     f"in the first: every epoch has as many steps, so draw as many {what} in each"
                 )
         return self._last[1]

@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 def software_facts() -> SoftwareFacts:
     """List versions; imports torch."""
-    found = {
+    versions = {
         "Paceline": __version__,
         "Paceline's code": code_hash(_PACKAGE),
         "Python": platform.python_version(),
@@ -24,10 +24,10 @@ def software_facts() -> SoftwareFacts:
     }
     driver = {} if (known := driver_version()) is None else {"driver": known}
     try:
-        return SoftwareFacts(versions=found | _of_torch() | driver)
+        return SoftwareFacts(versions=versions | _of_torch() | driver)
     except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
         problem = f"{type(error).__name__}: {error}"
-        return SoftwareFacts(versions=found | driver, torch_problem=problem)
+        return SoftwareFacts(versions=versions | driver, torch_problem=problem)
 
 
 def code_hash(package: Path) -> str:
@@ -50,12 +50,12 @@ def capability() -> str:
 def _of_torch() -> dict[str, str]:
     import torch
 
-    found = {}
+    versions = {}
     if torch.version.cuda:
-        found["CUDA"] = torch.version.cuda
+        versions["CUDA"] = torch.version.cuda
     if torch.version.hip:
-        found["ROCm"] = torch.version.hip
+        versions["ROCm"] = torch.version.hip
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl = torch.cuda.nccl.version()
-        found["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
-    return found
+        versions["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
+    return versions

@@ -52,8 +52,8 @@ def differences(infos: Sequence[HostInfo], settled: Collection[str] = ()) -> dic
     if not infos:
         return {}
     first = next((info for info in infos if info.name in settled), infos[0])
-    found = {info.name: "; ".join(_differences(first, info)) for info in infos}
-    return {name: text for name, text in found.items() if text}
+    by_host = {info.name: "; ".join(_differences(first, info)) for info in infos}
+    return {name: text for name, text in by_host.items() if text}
 
 
 def _differences(first: HostInfo, other: HostInfo) -> Iterator[str]:

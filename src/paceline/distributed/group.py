@@ -237,6 +237,7 @@ def _joined_by_store(
     options: DistOptions,
     facts: Facts | None,
 ) -> Iterator[Group]:
+    """Join through the store; arguments and errors are those of `joined`. Collective."""
     address = meeting_address(placement, options, read_environment())
     # An attempt has keys of its own in rank 0's store: a restart reads nothing of the one before.
     store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)

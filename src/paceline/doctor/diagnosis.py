@@ -134,6 +134,7 @@ class Examination:
         return [n for n in self._pool.names if n in self._choices and self._choices[n].address]
 
     def _query_facts(self) -> None:
+        """Learn what each host is, and check it by itself and beside the others."""
         self._print_line("looking at every host")
         answers, problems = self._pool.query_all({"ask": "facts"}, _FACTS_S)
         for host, answer in answers.items():
@@ -165,6 +166,7 @@ class Examination:
         self._findings += check_same_gpus(self._facts)
 
     def _choose_addresses(self) -> None:
+        """Choose an address for each host, and check what the others take its name for."""
         hosts = list(self._facts)
         answers, problems = self._pool.query_all({"ask": "names", "names": hosts}, _NAMES_S)
         self._note_problems("name", problems)
@@ -193,6 +195,7 @@ class Examination:
         self._findings += check_mtu({h: c for h, c in self._choices.items() if c.address})
 
     def _connect(self) -> None:
+        """Have each host open ports, and every other one call there."""
         self._print_line("connecting every host with every other")
         questions = {
             host: {"ask": "listen", "address": self._choices[host].address} for host in self._usable
@@ -259,6 +262,7 @@ class Examination:
         return contact is not None and not contact.closed_ports
 
     def _reduce(self) -> None:
+        """Time an all-reduce over all hosts, where every link between them works."""
         hosts = [host for host in self._usable if host in self._peers]
         # An all-reduce over links that don't work would only wait for its time-out.
         missing = [pair for pair in permutations(hosts, 2) if not self._is_open(*pair)]

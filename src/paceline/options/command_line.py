@@ -470,6 +470,7 @@ def show_help(
     listed = list(options)
     if LIST_OPTIONS in tokens:
         raise HelpShown(*listed)
+    # In short only where that leaves something out: the end of the help then says what.
     basic = [replace(o, help=o.summary if o.is_own else o.help) for o in listed if o.is_basic]
     is_short = _HELP_ALL not in tokens and len(basic) < len(listed)
     shown = basic if is_short else listed

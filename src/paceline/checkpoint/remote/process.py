@@ -155,6 +155,7 @@ class CopyProcess:
             time.sleep(min(limit_s, _AGAIN_AT_END_S))
 
     def _copy_once(self, *, files: bool, is_last: bool) -> None:
+        # Opening the store and claiming the place are a part of the first copy.
         copier = self._copier
         if copier is None:
             store = self._opened()
@@ -164,6 +165,7 @@ class CopyProcess:
             self._keep(replace(copier.record, takes_over=None))
             send("ready")
         copier.copy(files=files, is_last=is_last)
+        # The summary goes last: where it is, everything is.
         if is_last:
             copier.record = replace(copier.record, complete=True)
             note_in_summary(self._run, copier.record)

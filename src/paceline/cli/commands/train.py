@@ -207,6 +207,7 @@ def read_recipe_options(
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
     reserved = {name for option in (*options, *extra) for name in option.own_names}
+    # An argument by an option's name could be given for neither.
     for argument in arguments:
         if argument.name in reserved:
             raise UsageError(

@@ -104,6 +104,7 @@ def main(tokens: Sequence[str]) -> int:
 
 def _in_its_directory(request: _TuneRequest, tuner: Tuner) -> int:
     run = RunDirectory(request.place)
+    # A directory that the user named may hold this tuning, to resume; another one is always new.
     if request.options.tune_dir is None:
         run = run.claim()
         request, tuner.place = replace(request, place=run.path), run.path
@@ -113,6 +114,7 @@ def _in_its_directory(request: _TuneRequest, tuner: Tuner) -> int:
         try:
             with signals_raised():
                 tuner.run()
+        # Stopped: what is measured by then is kept, and shown.
         except (InterruptedStudyError, KeyboardInterrupt):
             tuner.tried = [replace(tried, is_stopped=True) for tried in tuner.tried]
             _write(request, tuner)
@@ -142,6 +144,7 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     if fills(target.script_args):
         raise UsageError("{global_batch} in a script's arguments is for paceline scale")
     options, parsed = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
+    # What no trial can use is noted and left out, or refused; hosts are apart from what is trained.
     usual = usual_method(parsed.values, target.settings)
     idle = dict.fromkeys(
         idle_of_methods((usual,), parsed.values), f"has no effect in trials with --sync {usual}"
@@ -344,6 +347,7 @@ def _options(tried: Tried) -> str:
 
 def _end(request: _TuneRequest, tuner: Tuner) -> int:
     print(f"\n{_as_text(tuner)}\n", flush=True)
+    # Only what was measured again, and is faster still, is written down.
     best = tuner.confirmed
     if best is None or not best.is_recommended:
         return _end_as_it_is(request, tuner)
@@ -353,6 +357,7 @@ def _end(request: _TuneRequest, tuner: Tuner) -> int:
         f"{_HEAD}{request.target.name} is {speed}",
         *(as_toml(n, v) for n, v in settings.items()),
     ]
+    # As a file for --config; for a script also as arguments of `paceline.session`.
     path = Path(request.options.output).expanduser()
     write_atomic(path, ("\n".join(lines) + "\n").encode())
     print(f"{speed.capitalize()}, with {path}:\n  {_command(request, path)}")

@@ -195,6 +195,7 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
     settings = {n: v for n, v in given.items() if n not in _OWN}
     settings = merge_layers(settings, parsed.of_file(), {})
     options = pick(VerifyOptions, given)
+    # Where --workers isn't given, the command itself may say how many workers it starts.
     numbers = options.workers if "workers" in given else ""
     workers = _numbers_of(command, numbers, single=options.resume)
     check_machine(max(workers))

@@ -299,18 +299,15 @@ def _unpack_once(wanted: ArchivedSet, archive: Path, report: Callable[[str], Non
             if _missing(target, wanted):
                 report(f"unpacking {archive}")
                 _unpack(wanted, archive, target)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
-        ) from error
-    except OSError as error:
-        if error.errno is None:  # gzip's own: a wrong header or checksum
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        # An error without a number is gzip's own: a wrong header or checksum.
+        if isinstance(error, OSError) and error.errno is not None:
             raise DataError(
-                f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
+                f"{archive} can't be unpacked ({error.strerror}). Unpack it by hand, so that "
+                f"{target} holds {', '.join(wanted.files)}"
             ) from error
         raise DataError(
-            f"{archive} can't be unpacked ({error.strerror}). Unpack it by hand, so that "
-            f"{target} holds {', '.join(wanted.files)}"
+            f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
         ) from error
 
 

@@ -263,9 +263,7 @@ def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tenso
     _, channels, height, width = data.images.shape
     if channels_last and channels > 1:
         full = (height, width, channels)
-        return factor.flatten().expand(full).contiguous(), offset.flatten().expand(
-            full
-        ).contiguous()
+        factor, offset = (t.flatten().expand(full).contiguous() for t in (factor, offset))
     return factor, offset
 
 

@@ -226,11 +226,8 @@ def _tuner(request: _TuneRequest) -> Tuner:
     Raises:
         UsageError: It can't be trained so.
     """
-    config, target, hosts = (
-        TrainConfig.from_settings(request.settings),
-        request.target,
-        request.hosts,
-    )
+    config = TrainConfig.from_settings(request.settings)
+    target, hosts = request.target, request.hosts
     if hosts.listed and "workers" in request.given:
         raise UsageError("--workers is for this machine; with --hosts each has its own number")
     workers = hosts.slots or local_place(config).workers

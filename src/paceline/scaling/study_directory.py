@@ -18,6 +18,7 @@ from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
 from paceline.launch.ssh.ssh import plain_ssh_command
+from paceline.options.fields import flag
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import STUDY_JSON, Measured, Study, require_study
 from paceline.scaling.options import parse_methods
@@ -175,7 +176,7 @@ class StudyDirectory:
         measured = {match[2] for match in self._measured()}
         # Options of methods that haven't been measured yet may change.
         known = {name for method in measured & {*methods} for name in own_options(method)}
-        free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
+        free = {flag(name) for name in {*METHOD_OPTIONS} - known}
         for name in sorted({*before, *requested} - free):
             if name == OF_TRAINED and None in (before.get(name), requested.get(name)):
                 continue
@@ -185,10 +186,6 @@ class StudyDirectory:
                     f"{self.path} holds a study with {then}, and now there is {now}: its figures "
                     "couldn't be compared. Give the same options, or another --study-dir"
                 )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _describe_option(name: str, value: object) -> str:

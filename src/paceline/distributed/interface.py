@@ -74,7 +74,7 @@ def resolve(host: str) -> str:
             f"the host {host!r} can't be resolved here ({error.strerror or error}). Give rank 0's "
             "address instead, by MASTER_ADDR or --init-method tcp://ADDRESS:PORT"
         ) from error
-    first = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
+    first = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     return str(first[4][0])
 
 

@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from paceline.errors import StorageError
+from paceline.errors import StorageError, UsageError
 from paceline.files import (
     read_json,
     read_json_object,
@@ -18,6 +18,7 @@ from paceline.files import (
     why_unreadable,
     write_atomic,
     write_json,
+    writing,
 )
 
 
@@ -89,8 +90,31 @@ def test_what_cannot_be_written_is_named(tmp_path: Path, number: int) -> None:
         raise OSError(number, os.strerror(number), str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EROFS, UsageError),
+        (errno.EACCES, UsageError),
+        (errno.ENOENT, UsageError),
+        (errno.ENOTDIR, UsageError),
+        (errno.EISDIR, UsageError),
+        (errno.ENOSPC, StorageError),
+        (errno.EDQUOT, StorageError),
+        (errno.EIO, StorageError),
+    ],
+)
+def test_a_wrong_place_is_the_users_fault_and_a_full_disk_is_not(
+    number: int, kind: type[Exception]
+) -> None:
+    words = f"^mine can't be written: {os.strerror(number)}"
+    with pytest.raises(kind, match=words), writing(Path("mine"), hint="Make room"):
+        raise OSError(number, os.strerror(number), ".mine.1234")
+
+
 def test_other_errors_are_none_of_the_disks(tmp_path: Path) -> None:
     with pytest.raises(ConnectionResetError), storing(tmp_path):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    with pytest.raises(ConnectionResetError), writing(tmp_path):
         raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 

@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.errors import StorageError
+from paceline.errors import StorageError, UsageError
 
 JSON_MAX_BYTES = 16 << 20
 """More than any JSON file of ours takes: `run.json` of 10,000 workers is a third of it."""
@@ -37,6 +37,8 @@ _UNWRITABLE = {
     errno.ENOTDIR,
     errno.EEXIST,
 }
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_WRONG_PLACE = _UNWRITABLE - _FULL | {errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 @contextmanager
@@ -56,6 +58,31 @@ def storing(path: Path) -> Iterator[None]:
             raise
         where = error.filename or path
         raise StorageError(f"{where} can't be written: {error.strerror}") from error
+
+
+@contextmanager
+def writing(path: Path, *, hint: str = "") -> Iterator[None]:
+    """Say of what a command can't write in the block that it can't, and why.
+
+    For what a user names or a command is for; `storing` is for what a training writes.
+
+    Args:
+        path: The file or the directory, as the user knows it.
+        hint: What helps against a full disk, as a sentence.
+
+    Raises:
+        UsageError: The place is a wrong one: read-only, missing, a directory, or not this user's.
+        StorageError: The disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"{path} can't be written: {error.strerror}"
+        if error.errno in _WRONG_PLACE:
+            raise UsageError(message) from error
+        if error.errno in _FULL:
+            raise StorageError(f"{message}. {hint}" if hint else message) from error
+        raise
 
 
 def fsync_directory(path: Path) -> None:

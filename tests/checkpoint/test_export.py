@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.checkpoint.export import export_weights
-from paceline.errors import InfrastructureError, UsageError
+from paceline.errors import StorageError, UsageError
 
 
 def tied_net() -> torch.nn.Sequential:
@@ -68,6 +68,17 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_directory_in_the_files_place(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"w{suffix}"
+    file.mkdir()
+    with pytest.raises(UsageError, match=f"{file} can't be written: Is a directory"):
+        export_weights({"x": torch.zeros(4)}, file, overwrite=True)
+    with pytest.raises(UsageError, match="can't be written"):
+        export_weights({"x": torch.zeros(4)}, tmp_path / ("w" * 300 + suffix))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_failed_write_leaves_nothing(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +86,7 @@ def test_a_failed_write_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InfrastructureError, match="No space left on device"):
+    with pytest.raises(StorageError, match="No space left on device"):
         export_weights({"x": torch.zeros(4)}, tmp_path / f"w{suffix}")
     assert list(tmp_path.iterdir()) == []
 
@@ -87,7 +98,7 @@ def test_a_full_disk_is_said_as_such(name: str, tmp_path: Path) -> None:
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then it is an error: EFBIG
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-        with pytest.raises(InfrastructureError, match=f"{name} can't be written: File too large"):
+        with pytest.raises(StorageError, match=f"{name} can't be written: File too large"):
             export_weights({"x": torch.zeros(100_000)}, tmp_path / name)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -101,5 +112,5 @@ def test_a_directory_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(InfrastructureError, match=r"w\.pt can't be written: Read-only f"):
+    with pytest.raises(UsageError, match=r"w\.pt can't be written: Read-only f"):
         export_weights({"x": torch.zeros(4)}, tmp_path / "w.pt")

@@ -146,6 +146,69 @@ def test_run_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> 
             assert "run.json" in _refused(capsys, *command)
 
 
+def _unreadable(path: Path) -> None:
+    """As for another user: root reads every file, so there a directory stands for it."""
+    path.write_text("{}")
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        _directory(path)
+
+
+FOREIGN: dict[str, Spoil] = {
+    "an empty object": _of(b"{}"),
+    "of something else": _of(b'{"name": "web", "command": ["npm"]}'),
+    "binary": _of(b"\x7fELF\0\xff" * 100),
+    "unreadable": _unreadable,
+    **{name: NOT_JSON[name] for name in ("empty", "text", "a list", "a directory")},
+}
+_READERS = (
+    "report",
+    "report --html page.html",
+    "report --watch",
+    "watch",
+    "watch --json",
+    "compare",
+    "evaluate",
+    "export x.pt",
+    "resume",
+    "label --name a",
+    "copy elsewhere",
+    "track",
+    "workers --once",
+    "predict --link 25gbit",
+)
+
+
+@pytest.mark.parametrize("spoil", FOREIGN)
+@pytest.mark.parametrize("words", _READERS)
+def test_a_directory_whose_run_json_is_something_elses(
+    words: str,
+    spoil: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is no run: no command reads it as one, or writes into it."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    FOREIGN[spoil](Path("mine/run.json"))
+    command, *others = words.split()
+    _refused(capsys, command, "mine", *others)
+    assert [path.name for path in Path("mine").iterdir()] == ["run.json"]
+    assert [path.name for path in Path().iterdir()] == ["mine"]
+
+
+def test_a_directory_whose_run_json_is_something_elses_is_no_run_of_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/run.json").write_text("{}")
+    assert main(["runs", "--json"]) == ExitCode.DONE
+    assert "mine" not in capsys.readouterr().out
+    assert "no training" in _refused(capsys, "compare", "runs")
+
+
 @pytest.mark.parametrize("spoil", NOT_JSON)
 @pytest.mark.core_cases(10)
 def test_profile_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from tests.cli.conftest import (
 pytestmark = pytest.mark.ranks
 
 _DIGITS = (
-    "train digits --shards 8 --epochs 12 --target-accuracy none --snapshot-every-steps 5 "
+    "train digits --shards 8 --epochs 8 --target-accuracy none --snapshot-every-steps 5 "
     "--clip-norm 1"
 ).split()
 _HASHES = ("weights_sha256", "state_sha256", "shards", "steps", "val_accuracy", "val_loss")

@@ -12,7 +12,7 @@ from paceline.data import packed
 from paceline.data.imagefolder import load_image_folder
 from paceline.data.options import PackOptions
 from paceline.data.packed import list_broken, load_packed, pack_images, read_index, verify_packed
-from paceline.errors import DataError, InfrastructureError, UsageError
+from paceline.errors import DataError, StorageError, UsageError
 from tests.support.image_files import CLASSES, truncate, write_image_folder
 
 SIZE = 24
@@ -163,7 +163,7 @@ def test_places_that_hold_something_else(folder: Path) -> None:
     with pytest.raises(UsageError, match="exists and holds no packed images"):
         pack_images(folder, folder, OPTIONS)
     (folder.parent / "file").write_text("in the way")
-    with pytest.raises(InfrastructureError, match="can't be written: Not a directory"):
+    with pytest.raises(UsageError, match="can't be written: Not a directory"):
         pack_images(folder, folder.parent / "file" / "packed", OPTIONS)
 
 
@@ -183,9 +183,7 @@ def test_a_full_disk_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(packed, "_append", full)
-    with pytest.raises(
-        InfrastructureError, match=r"No space left on device\. Run the command again"
-    ):
+    with pytest.raises(StorageError, match=r"No space left on device\. Run the command again"):
         pack_images(folder, folder.parent / "packed", OPTIONS)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,40 @@ def test_only_what_holds_no_snapshot_is_discarded(tmp_path: Path) -> None:
         run.discard()
     assert not new.path.exists()
     assert (begun.snapshots / "step-000000000007").is_dir()
+
+
+def test_the_usual_folder_goes_with_the_last_that_is_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    first, second = (RunDirectory.usual("digits", moment).claim() for _ in range(2))
+    named = RunDirectory.named("mine/run")
+    for run in (first, second, named):
+        run.create()
+    first.discard()
+    assert second.path.is_dir()
+    second.discard()
+    named.discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # the user's own stays
+
+
+def test_a_usual_folder_that_another_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mkdir, removed = os.mkdir, list[str]()
+
+    def remove_once(path: str, mode: int) -> None:
+        mkdir(path, mode)
+        if Path(path).name == "runs" and not removed:
+            removed.append(path)
+            Path(path).rmdir()
+
+    monkeypatch.setattr(os, "mkdir", remove_once)
+    run = RunDirectory.usual("digits", datetime(2026, 1, 1, tzinfo=UTC)).claim()
+    assert removed
+    assert run.path.is_dir()
 
 
 _HEADER = "epoch,step,time_s\n"

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDirectory:
     """A training that has begun, with a snapshot of step 7."""
     made = RunDirectory.named(tmp_path / "run")
     made.make()
-    made.run_json.write_text(json.dumps({"kind": "recipe"}))
+    made.run_json.write_text(json.dumps({"kind": "recipe", "recipe": "digits"}))
     snapshot = made.snapshots / "step-000000000007"
     snapshot.mkdir()
     (snapshot / "manifest.json").write_text('{"step": 7}')

@@ -1,6 +1,10 @@
+from contextlib import chdir
+from pathlib import Path
+
 import pytest
 
-from paceline.errors import UsageError
+from paceline.cli.app import main
+from paceline.errors import ExitCode, UsageError
 from paceline.runtime.script_options import script_options, settled
 from paceline.training.config import training_options
 
@@ -9,6 +13,29 @@ def test_a_script_has_all_options_but_those_that_it_settles_itself() -> None:
     missing = training_options().keys() - script_options().keys()
     assert {"optimizer", "lr", "schedule", "label_smoothing"} <= missing
     assert {"epochs", "precision", "clip_norm", "global_batch", "seed"} <= script_options().keys()
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+@pytest.mark.parametrize("words", [["--help-all"], ["mine.py", "--help-all"]])
+def test_help_shows_no_default_that_the_scripts_calls_say(
+    command: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with chdir(tmp_path):
+        Path("mine.py").touch()
+        assert main([command, *words]) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.replace("│", "").split())
+    for name, default in (("epochs", "10"), ("drop-last", "False")):
+        said = shown[shown.index(f"--{name} ") :]
+        assert f"[default: {default}]" not in said[: said.index(" --", 60)]
+    assert "Default: what the script's s.epochs(...) says, else 10." in shown
+
+
+def test_a_recipe_has_them() -> None:
+    assert training_options()["epochs"].default == 10
+    assert {name for name, o in script_options().items() if o != training_options()[name]} >= {
+        "epochs",
+        "drop_last",
+    }
 
 
 def test_what_is_given_comes_on_top() -> None:

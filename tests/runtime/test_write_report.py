@@ -27,7 +27,7 @@ print(sorted({"jinja2", "matplotlib", "torch"} & set(sys.modules)))
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory(tmp_path / "a run")
     run.create()
-    run.run_json.write_text("{}")
+    run.run_json.write_text('{"recipe": "digits"}')
     return run
 
 

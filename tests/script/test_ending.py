@@ -199,5 +199,5 @@ def test_a_second_session_in_the_launchers_run_directory_is_refused(tmp_path: Pa
     script.write_text(POINTS + FOLDS.format(run_dir=""))
     run = ["run", str(script), "--workers", "1", "--run-dir", "r"]
     done = command([sys.executable, "-m", "paceline", *run], tmp_path)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 65, done.stderr  # no longer "nothing was started"
     assert "has trained in its run directory already" in done.stderr

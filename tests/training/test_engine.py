@@ -158,6 +158,7 @@ def train_on_images(
     return ReadTraining(batches=seen, weights=weights, read=read, left=left)
 
 
+@pytest.mark.slow
 def test_the_next_epoch_of_an_image_folder_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
     images = write_image_folder(tmp_path / "images")
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
-from paceline.training.loss_weights import describe_weighted_mean
+from paceline.training.loss_weights import describe_weighted_mean, is_sum_over_samples
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
@@ -225,3 +225,86 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_once(
 
     run_ranks(world_size, body)
     assert capfd.readouterr().out.count("weight=class_weights[targets].sum()") == told
+
+
+def summed(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs), targets, reduction="sum")
+
+
+def off(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    scores: Tensor = model(inputs)
+    return scores - F.one_hot(targets, 2)
+
+
+def penalty(model: nn.Module) -> Tensor:
+    """Depends on weights alone."""
+    return sum(((p**2).sum() for p in model.parameters()), start=torch.zeros(()))
+
+
+def squares(model: nn.Module, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    return F.mse_loss(model(inputs), F.one_hot(targets, 2).float(), reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_sum"),
+    [
+        (summed, True),
+        (lambda m, x, y: F.cross_entropy(m(x), y, reduction="none").sum(), True),
+        (lambda m, x, y: squares(m, x, y, "sum"), True),
+        (lambda m, x, y: squares(m, x, y, "none").sum(), True),
+        (lambda m, x, y: (off(m, x, y) ** 2).sum(), True),
+        (lambda m, x, y: F.l1_loss(m(x)[:, 0], y.float(), reduction="sum"), True),
+        (lambda m, x, y: summed(m, x, y) + 0.1 * penalty(m), True),
+        (
+            lambda m, x, y: F.binary_cross_entropy_with_logits(
+                m(x)[:, 0], y.float(), reduction="sum"
+            ),
+            True,
+        ),
+        # Means, sums that are divided or weighed, and sums over something else.
+        (entropy, False),
+        (lambda m, x, y: squares(m, x, y, "mean"), False),
+        (lambda m, x, y: summed(m, x, y) / len(x), False),
+        (lambda m, x, y: (F.cross_entropy(m(x), y, reduction="none") / len(x)).sum(), False),
+        (lambda m, x, y: (F.cross_entropy(m(x), y, reduction="none") * y).sum() / y.sum(), False),
+        (lambda m, x, y: entropy(m, x, y) + penalty(m), False),
+        (lambda m, x, y: torch.stack([entropy(m, x, y), penalty(m)]).sum(), False),
+        (lambda m, x, y: (off(m, x, y) ** 2).sum(1).mean(), False),
+    ],
+)
+def test_what_is_a_sum_over_samples(loss: Loss, is_sum: bool) -> None:
+    inputs, targets = points()
+    assert is_sum_over_samples(loss(net(), inputs, targets), len(inputs)) == is_sum
+    assert not is_sum_over_samples(loss(net(), inputs[:1], targets[:1]), 1)
+
+
+@pytest.mark.parametrize(("world_size", "told"), [(1, 0), (2, 1)])
+def test_a_sum_is_averaged_over_the_workers_and_told_once(
+    world_size: int, told: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Plain SGD in one process has `world_size` times this gradient, on equal shares."""
+
+    def body(group: Group) -> list[Tensor]:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(torch.optim.SGD(model.parameters(), 0.01))
+            before, moved = weights_of(model), list[Tensor]()
+            batches = s.loader(TensorDataset(*points(2 * BATCH)), global_batch=2 * BATCH)
+            for _ in s.epochs(2):
+                for batch in batches:
+                    s.step(summed(model, *pair_of(batch)))
+                    if not moved:
+                        moved = [a - b for a, b in zip(weights_of(model), before, strict=True)]
+            return [*before, *moved]
+
+    found = run_ranks(world_size, body)[0]
+    model = net()
+    before, moved = found[: len(found) // 2], found[len(found) // 2 :]
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), before, strict=True):
+            parameter.copy_(value)
+    summed(model, *points(2 * BATCH)).backward()
+    for parameter, step in zip(model.parameters(), moved, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(step, -0.01 * parameter.grad / world_size)
+    assert capfd.readouterr().out.count("the loss is a sum over its samples") == told

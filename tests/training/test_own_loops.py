@@ -87,6 +87,26 @@ def test_an_epoch_that_ends_with_unused_gradients_says_so(
     assert capfd.readouterr().out.count("gradients that no update has used yet") == 1
 
 
+@pytest.mark.parametrize("updates_at", [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5)])
+def test_an_epoch_that_is_left_at_an_untouched_batch_names_unused_gradients(
+    updates_at: tuple[int, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with parts(group, tmp_path) as (s, model, optimizer, batches):
+            for _ in s.epochs(1):
+                for place, (x, y) in enumerate(map(pair_of, batches)):
+                    if place == 6:
+                        break
+                    s.backward(F.cross_entropy(model(x), y))
+                    if place in updates_at:
+                        optimizer.step()
+                        optimizer.zero_grad()
+
+    run_ranks(1, body)
+    told = capfd.readouterr().out.count("gradients that no update has used yet")
+    assert told == int(5 not in updates_at)
+
+
 def test_a_batch_at_which_the_loop_is_left_counts_if_it_was_trained_on(tmp_path: Path) -> None:
     def body(group: Group) -> list[int]:
         found = []

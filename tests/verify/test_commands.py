@@ -128,3 +128,40 @@ if __name__ == "__main__":
     world = int(sys.argv[1])
     mp.spawn(train, args=(world,), nprocs=world)
 """
+
+
+@pytest.mark.parametrize("order", ["list", "sorted"])
+def test_each_start_of_python_has_sets_of_text_in_another_order(
+    order: str, verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it will be for the user, where nothing but `paceline run` fixes the seed of hashes."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    (tmp_path / "train.py").write_text(BY_NAME.replace("ORDER", order))
+    done = verify("--resume", "--kill-at-step", "8", "--", "python", "train.py", "{workers}")
+    assert done.code == (65 if order == "list" else 0), done.out + done.err
+    assert done.causes == (["not-repeatable"] if order == "list" else [])
+
+
+BY_NAME = """
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+names = ORDER({f"sample-{number}" for number in range(24)})
+torch.manual_seed(0)
+model = torch.nn.Linear(6, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept, begin = Path("kept.pt"), 0
+if kept.exists():
+    begin, state = torch.load(kept)
+    model.load_state_dict(state)
+for epoch in range(begin, 3):
+    for place in range(0, 24, 4):
+        numbers = [int(name[7:]) for name in names[place : place + 4]]
+        inputs = torch.tensor(numbers)[:, None] / 24 + torch.arange(6.0)
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs), torch.ones(4, 2)).backward()
+        optimizer.step()
+    torch.save((epoch + 1, model.state_dict()), kept)
+"""

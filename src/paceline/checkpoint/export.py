@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.host_tensors import on_host
-from paceline.errors import InfrastructureError, UsageError
-from paceline.files import fsync_directory
+from paceline.errors import UsageError
+from paceline.files import fsync_directory, writing
 
 
 def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool = False) -> None:
@@ -25,9 +25,9 @@ def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool
         overwrite: Replace a file that exists.
 
     Raises:
-        UsageError: The suffix is unknown, the file exists, or its directory doesn't.
-        InfrastructureError: The disk is full or the directory can't be written; nothing is left
-            behind.
+        UsageError: The suffix is unknown, the file exists, its directory doesn't or can't be
+            written.
+        StorageError: The disk is full; nothing is left behind.
         TypeError: A tensor is of a type that safetensors can't hold.
     """
     write = _FORMATS.get(file.suffix)
@@ -36,23 +36,30 @@ def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool
         raise UsageError(
             f"weights can't be written as {file.suffix or file.name!r}. Known: {known}"
         )
-    if file.exists() and not overwrite:
-        raise UsageError(f"{file} exists; name another file, or replace it with --overwrite")
-    if not file.parent.is_dir():
-        raise UsageError(f"{file} can't be written: there is no directory {file.parent}")
-    # Write beside it and rename: a reader never sees half a file.
+    with writing(file):
+        if file.exists() and not overwrite:
+            raise UsageError(f"{file} exists; name another file, or replace it with --overwrite")
+        if not file.parent.is_dir():
+            raise UsageError(f"{file} can't be written: there is no directory {file.parent}")
+        _write_and_rename(file, lambda opened: write(tensors, opened))
+
+
+def _write_and_rename(file: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Write beside a file and rename: a reader never sees half of it.
+
+    Raises:
+        OSError: The storage's own error; nothing is left behind.
+    """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        _write_new(temporary, lambda opened: write(tensors, opened))
+        _write_new(temporary, write)
         temporary.replace(file)
         fsync_directory(file.parent)
-    except (OSError, RuntimeError) as error:
+    except RuntimeError as error:
         failed = _of_storage(error)
         if failed is None:
             raise
-        raise InfrastructureError(
-            f"{file} can't be written: {failed.strerror or failed}"
-        ) from error
+        raise failed from error
     finally:
         with suppress(OSError):  # a directory that takes no file has none to remove
             temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self, final
 
 from paceline.errors import InfrastructureError, UsageError
+from paceline.files import writing
 from paceline.launch.local.streams import why_lost
 from paceline.options.command_line import flag, note
 from paceline.options.fields import OptionField, OptionValue
@@ -181,9 +182,10 @@ def check_place(option: str, path: Path) -> None:
         UsageError: It couldn't.
     """
     directory = path.absolute().parent
-    if not directory.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory for it, make it first")
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a directory: give a file's name")
+    with writing(path):  # a directory that nobody may enter
+        if not directory.is_dir():
+            raise UsageError(f"{option} {path}: there is no directory for it, make it first")
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a directory: give a file's name")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise UsageError(f"{option} {path}: its directory can't be written")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import UsageError
+from paceline.files import writing
 from paceline.gradient_sync.options import SyncMethod
 from paceline.launch.ssh.hostfile import Host, hostfile_line
 from paceline.launch.ssh.options import HostsOptions
@@ -192,10 +193,11 @@ class StudyCommands:
     def _where(self, size: Size) -> Sequence[str]:
         if not self.hosts.listed:
             return ["--workers", str(size.workers), "--on", "local"]
-        self.hostfiles.mkdir(exist_ok=True)
         path = self.hostfiles / f"{size.workers}.txt"
         hosts = first_slots(self.hosts.listed, size.workers)
-        path.write_text("".join(f"{hostfile_line(host)}\n" for host in hosts))
+        with writing(path):
+            self.hostfiles.mkdir(exist_ok=True)
+            path.write_text("".join(f"{hostfile_line(host)}\n" for host in hosts))
         # A host that is lost must not be done without: it would be another size.
         return [
             "--hostfile",

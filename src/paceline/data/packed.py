@@ -33,8 +33,8 @@ from paceline.data.imagefolder import (
 from paceline.data.loading.dataset_worker import run_in_order
 from paceline.data.memory import TensorData
 from paceline.data.options import PackOptions
-from paceline.errors import DataError, InfrastructureError, UsageError
-from paceline.files import fsync_directory, read_json_object, write_atomic, write_json
+from paceline.errors import DataError, UsageError
+from paceline.files import fsync_directory, read_json_object, write_atomic, write_json, writing
 from paceline.launch.worker_count import usable_cores
 
 FORMAT = 1
@@ -290,14 +290,15 @@ def pack_images(
 
     Raises:
         DataError: The folder isn't as expected, or has broken images and `on_broken` is `error`.
-        UsageError: `out` holds something else, or another process is packing there.
-        InfrastructureError: The disk is full or can't be written.
+        UsageError: `out` holds something else or can't be written, or another process is packing
+            there.
+        StorageError: The disk is full.
     """
     tree = scan_tree(source)
-    if out.exists():
-        return _already_there(tree, out, options)
     partial = out.with_name(f".{out.name}.partial")
-    try:
+    with writing(out, hint="Run the command again to resume"):
+        if out.exists():
+            return _already_there(tree, out, options)
         # One process at a time; the journal says which blocks an earlier call has completed.
         with _owned(partial):
             journal = _resume(partial, tree, options, report)
@@ -311,10 +312,6 @@ def pack_images(
             fsync_directory(partial)
             partial.rename(out)
             fsync_directory(out.parent)
-    except OSError as error:
-        raise InfrastructureError(
-            f"{partial} can't be written: {error.strerror}. Run the command again to resume"
-        ) from error
     return index
 
 

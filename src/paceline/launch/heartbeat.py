@@ -75,6 +75,8 @@ class StepNote:
     def __init__(self) -> None:
         self.is_shared = False
         """Whether another process reads the note."""
+        self.has_begun = False
+        """Whether this process has begun to train; known to it alone."""
         self._collective = ""
         self._hold(bytearray(_NOTE.size))
         self.step = None

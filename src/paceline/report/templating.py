@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from paceline.errors import UsageError
-from paceline.files import open_plain, storing, write_atomic
+from paceline.files import open_plain, write_atomic, writing
 from paceline.options.text import printable
 
 
@@ -93,11 +93,11 @@ def write_page(path: Path, page: str, generator: str, of: str) -> Path:
         of: As for `refuse_other`.
 
     Raises:
-        UsageError: There is something else.
-        StorageError: It can't be written.
+        UsageError: There is something else, or it can't be written.
+        StorageError: The disk is full.
     """
-    refuse_other(path, generator, of)
-    with storing(path):
+    with writing(path):
+        refuse_other(path, generator, of)
         write_atomic(path, page.encode("utf-8", errors="replace"))
     return path
 

@@ -105,8 +105,8 @@ def write_verification(found: JsonObject, path: Path) -> Path:
     """Write a verification as a page, over an older one.
 
     Raises:
-        UsageError: There is something that isn't such a page.
-        StorageError: It can't be written.
+        UsageError: There is something that isn't such a page, or it can't be written.
+        StorageError: The disk is full.
     """
     return write_page(path, render_verification(found), _GENERATOR, _BY)
 

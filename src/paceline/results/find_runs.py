@@ -114,12 +114,15 @@ def _names(run: RunDirectory, usual: Path) -> set[str]:
 
 
 def is_run(folder: Path) -> bool:
-    """Tell whether a folder holds a training, one that has lost its `run.json` as well."""
+    """Tell whether a folder holds a training, one that has lost its `run.json` as well.
+
+    A `run.json` of something else is none.
+    """
     run = RunDirectory(folder)
     with suppress(OSError):  # nobody may enter it
-        if run.run_json.exists():
+        if run.snapshots.is_dir() and (run.logs.is_dir() or run.metrics_csv.exists()):
             return True
-        return run.snapshots.is_dir() and (run.logs.is_dir() or run.metrics_csv.exists())
+        return run.is_described()
     return False
 
 

@@ -33,6 +33,8 @@ USUAL_FOLDER = Path("runs")
 RUN_FORMAT = 1
 """The version of `run.json` that is written and read."""
 
+_OF_EVERY_RUN = frozenset({"recipe", "settings", "derived"})
+"""What every `run.json` has had, of which one at least tells it from a file of something else."""
 _RUN_PARTS: Mapping[type, Sequence[str]] = {
     str: ("recipe", "reference", "started_at"),
     dict: ("recipe_arguments", "settings", "derived", "versions", "numerics", "placement"),
@@ -47,6 +49,7 @@ _RUN_LISTS: Mapping[str, type] = {
 }
 _IN_WORDS: Mapping[type, str] = {str: "text", dict: "an object", list: "a list"}
 _LOCK_WAIT_S = 0.2
+_MAKE_TRIES = 100
 _SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
 _OF_LAUNCHER = "launcher-"
@@ -132,7 +135,7 @@ class RunDirectory:
             return claimed
         for run in self._numbered():
             try:
-                run.path.mkdir(run.directory_mode, parents=True)
+                _make_directory(run.path, run.directory_mode)
                 if starter:
                     write_atomic(run._claim_file, starter.encode())
             except FileExistsError:
@@ -317,7 +320,7 @@ class RunDirectory:
             OSError: They can't be made.
         """
         for place in (self.path, self.snapshots, self.logs):
-            place.mkdir(self.directory_mode, parents=True, exist_ok=True)
+            _make_directory(place, self.directory_mode, exist_ok=True)
 
     @contextmanager
     def token(self) -> Iterator[str]:
@@ -404,6 +407,8 @@ class RunDirectory:
             file.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: it holds something of the user's
             self.path.rmdir()
+            if self.path.parent == USUAL_FOLDER.absolute():
+                self.path.parent.rmdir()  # only while it is empty: see `_make_directory`
 
     def add_derived(self, **values: object) -> None:
         """Put what has come out in the course of a training under `derived` of its `run.json`.
@@ -434,6 +439,14 @@ class RunDirectory:
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.run_json} can't be read: {why_unreadable(error)}") from error
         return content
+
+    def is_described(self) -> bool:
+        """Tell whether `run.json` is one that a training has written, of whatever version."""
+        try:
+            _refuse_foreign(read_json_object(self.run_json))
+        except (OSError, ValueError):
+            return False
+        return True
 
     def read_summary(self) -> dict[str, object]:
         """Read `summary.json`.
@@ -490,6 +503,18 @@ class RunDirectory:
             os.close(descriptor)
 
 
+def _make_directory(path: Path, mode: int, *, exist_ok: bool = False) -> None:
+    """Make a directory and those above it.
+
+    Another training that failed before it began may remove an empty runs/ meanwhile: made again.
+    """
+    for _ in range(_MAKE_TRIES):
+        with suppress(FileNotFoundError):
+            path.mkdir(mode, parents=True, exist_ok=exist_ok)
+            return
+    path.mkdir(mode, parents=True, exist_ok=exist_ok)
+
+
 def _is_empty(table: Path) -> bool:
     """Tell whether a table is there and has a header alone."""
     try:
@@ -499,12 +524,25 @@ def _is_empty(table: Path) -> bool:
         return False
 
 
+def _refuse_foreign(content: Mapping[str, object]) -> None:
+    """Refuse a file of this name that something else has written.
+
+    Raises:
+        ValueError: It is none of ours.
+    """
+    if not content.keys() & _OF_EVERY_RUN:
+        names = ", ".join(sorted(_OF_EVERY_RUN))
+        raise ValueError(f"no training has written it: it has none of {names}")
+
+
 def _check_run(content: Mapping[str, object]) -> None:
     """Check the parts of a `run.json` that are there.
 
     Raises:
-        ValueError: It is of another format, or a part isn't of the type that it should be.
+        ValueError: It is none of ours or of another format, or a part isn't of the type that it
+            should be.
     """
+    _refuse_foreign(content)
     if content.get("format", RUN_FORMAT) != RUN_FORMAT:
         actual = describe_json(content["format"])
         raise ValueError(f"it has format {actual}, and this Paceline reads {RUN_FORMAT}")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal, Self, final
 
-from paceline.files import read_json_object, write_json
+from paceline.files import read_json_object, write_json, writing
 from paceline.options.fields import check_types, read_dataclass
 from paceline.results.json_object import (
     JsonObject,
@@ -231,9 +231,15 @@ class Measured:
     """The method that `auto` chose."""
 
     def write(self, path: Path) -> None:
-        """Keep it as a file."""
+        """Keep it as a file.
+
+        Raises:
+            UsageError: The directory can't be written.
+            StorageError: The disk is full.
+        """
         profile = None if self.profile is None else json.loads(self.profile.to_json())
-        write_json(path, {**asdict(self), "profile": profile})
+        with writing(path):
+            write_json(path, {**asdict(self), "profile": profile})
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

@@ -12,17 +12,29 @@ from paceline.training.config import OF_RECIPES, training_options
 
 _WHY_NOT = "a script chooses its optimizer, learning rate and loss itself"
 
+_OF_THE_LOOP = {
+    "epochs": "Passes over the training set. Default: what the script's s.epochs(...) says, else "
+    "10.",
+    "drop_last": "Leave out the short batch at the end of an epoch. Default: what the script's "
+    "loader says; else it is used, weighted exactly.",
+}
+"""Options whose default a script's own calls say, with their help: `--help` can't know it."""
+
 
 def script_options() -> Mapping[str, OptionField]:
     """Options of a training that a script of one's own has as well.
 
     Not those of optimizer, learning rate and loss: these the script makes itself. And no aliases:
-    `--batch-size` would most likely be meant for the script.
+    `--batch-size` would most likely be meant for the script. Those that its own calls may settle
+    have no default to show.
     """
-    return {
+    options = {
         name: replace(option, aliases=())
         for name, option in training_options().items()
         if name not in OF_RECIPES
+    }
+    return options | {
+        name: replace(options[name], default=None, help=text) for name, text in _OF_THE_LOOP.items()
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from paceline.errors import ExitCode, UsageError
+from paceline.files import writing
 from paceline.gradient_sync.options import SyncMethod
 from paceline.options.durations import format_duration
 from paceline.options.figures import plural, show_milliseconds
@@ -291,7 +292,8 @@ def train_or_resume(
 def folder_in(place: Path, name: str) -> Path:
     """Give a folder of a study's directory, which is made where it isn't there."""
     directory = place / name
-    directory.mkdir(exist_ok=True)
+    with writing(directory):
+        directory.mkdir(exist_ok=True)
     return directory
 
 

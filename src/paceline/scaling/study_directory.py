@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import InfrastructureError, UsageError
-from paceline.files import why_unreadable, write_atomic, write_json
+from paceline.files import why_unreadable, write_atomic, write_json, writing
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
@@ -112,9 +112,15 @@ class StudyDirectory:
         return replace(study, started_at=before.started_at, asked={**before.asked, **now})
 
     def write(self, study: Study) -> None:
-        """Write what is known by now."""
-        write_json(self.study_json, study.to_json())
-        write_atomic(self.study_csv, as_csv(study).encode())
+        """Write what is known by now.
+
+        Raises:
+            UsageError: The directory can't be written.
+            StorageError: The disk is full.
+        """
+        with writing(self.path):
+            write_json(self.study_json, study.to_json())
+            write_atomic(self.study_csv, as_csv(study).encode())
 
     def sizes_besides(self, requested: Sequence[Size], hosts: Sequence[Host]) -> tuple[Size, ...]:
         """List the sizes that are requested, and those that were measured before, by workers.

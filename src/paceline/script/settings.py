@@ -13,7 +13,7 @@ class SessionSettings(TypedDict, total=False):
     """
 
     epochs: int
-    """Passes over the training set."""
+    """Passes over the training set. Default: what the script's s.epochs(...) says, else 10."""
 
     target_accuracy: float | None
     """Stop once the validation accuracy (0 to 1) has reached this; `none` turns a recipe's own
@@ -65,7 +65,8 @@ class SessionSettings(TypedDict, total=False):
     gradients in a fixed order. Default: one share per worker, summed as the backend does."""
 
     drop_last: bool
-    """Leave out the short batch at the end of an epoch."""
+    """Leave out the short batch at the end of an epoch. Default: what the script's loader says;
+    else it is used, weighted exactly."""
 
     loader_workers: int
     """Processes per worker that read and transform training samples, and as many for validation

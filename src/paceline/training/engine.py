@@ -147,7 +147,7 @@ class Engine:
             setup(components, progress.state, self.snapshots.restored)
         self.announce(self)
         progress.lap()
-        self.note.operation = "script"
+        self.note.operation, self.note.has_begun = "script", True
 
     def epochs(self) -> Iterator[int]:
         """Go through the epochs that are left."""
@@ -438,6 +438,8 @@ class Engine:
         self.epoch.left = False
         if self.step.batch is not None and self._is_untouched:
             self.step.batch = None  # as where the loop had been shorter
+            optimizer_step = self.context.optimizer_step
+            optimizer_step.has_gradients = optimizer_step.had_gradients
             for replica in self.context.replicas:
                 replica.syncing = True
         elif self.step.batch is not None:
@@ -460,6 +462,7 @@ class Engine:
         context = self.context
         optimizer_step = context.optimizer_step
         number = context.progress.state.step
+        optimizer_step.had_gradients = optimizer_step.has_gradients
         optimizer_step.has_gradients = optimizer_step.holds_pieces = False
         self.step.loss_before = None
         self.note.begin(number + 1)

@@ -19,8 +19,10 @@ Weight = Tensor | float | None
 
 _NODES = 100
 """Of a loss's graph that are looked at: those near its end."""
-_MEAN = 1
-"""torch's number for reduction="mean"."""
+_NONE, _MEAN, _SUM = 0, 1, 2
+"""torch's numbers for reduction="none", "mean" and "sum"."""
+_ELEMENTWISE = ("PowBackward", "AbsBackward")
+"""Names of nodes that end losses written by hand, one element for each sample or more."""
 
 
 def describe_weighted_mean(loss: Tensor) -> str | None:
@@ -39,6 +41,43 @@ def describe_weighted_mean(loss: Tensor) -> str | None:
         waiting.extend(before for before, _ in node.next_functions)
     # Several losses may be added up rightly.
     return descriptions.pop() if len(descriptions) == 1 else None
+
+
+def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
+    """Tell whether a loss, or a term of it that is only added, is seen to be a sum over samples.
+
+    Seen are torch's losses with reduction="sum", and a `sum()` of losses without a reduction, of
+    squares or of absolute values; none that is divided or multiplied afterwards, which may make up
+    for it.
+
+    Args:
+        loss: Before its backward pass.
+        samples: How many it is about. Of one, a sum is a mean; terms about other things, such as
+            parameters, have another number of rows.
+    """
+    waiting = deque([loss.grad_fn])
+    for _ in range(_NODES):
+        node = waiting.popleft() if waiting else None
+        if node is None:
+            continue
+        if node.name().startswith("AddBackward"):
+            waiting.extend(before for before, _ in node.next_functions)
+        elif samples > 1 and (rows := _rows_summed(node)) and rows % samples == 0:
+            return True
+    return False
+
+
+def _rows_summed(node: Node) -> int:
+    """Count the rows that a node of a loss's graph sums up; 0 where it isn't known to be a sum."""
+    if getattr(node, "_saved_reduction", None) == _SUM:
+        target = getattr(node, "_saved_target", None)
+        return len(target) if isinstance(target, Tensor) and target.dim() else 0
+    before = node.next_functions[0][0] if node.name() == "SumBackward0" else None
+    if before is None:
+        return 0
+    is_loss = getattr(before, "_saved_reduction", None) == _NONE
+    sizes = getattr(node, "_saved_self_sym_sizes", ())
+    return int(sizes[0]) if sizes and (is_loss or before.name().startswith(_ELEMENTWISE)) else 0
 
 
 def _describe_nll(node: Node) -> str | None:
@@ -103,7 +142,7 @@ class LossWeights:
                     "a loss without weight=... in a step whose other losses have one: give each "
                     "batch its weight, or none"
                 )
-            self._look(loss)
+            self._look(loss, batch)
             self._sync.backward(loss, batch, more=more)
             return loss
         self._check(more=more or self._context.step.loss_before is not None)
@@ -119,8 +158,10 @@ class LossWeights:
             self._combine(self._context.group.world_size if batch is None else batch.total)
         return loss
 
-    def _look(self, loss: Tensor) -> None:
+    def _look(self, loss: Tensor, batch: Batch | None) -> None:
         """Say once, of the first loss, that it is no mean over samples, where that can be seen."""
+        if not self._has_looked and batch is not None:
+            self._look_for_sum(loss, batch.local)
         if not self._has_looked and (advice := describe_weighted_mean(loss)):
             self._context.optimizer_step.report(
                 f"the loss is a mean over {advice.partition(':')[0]}, which each worker or shard "
@@ -128,6 +169,18 @@ class LossWeights:
                 f"s.step(loss, ...) or s.backward(loss, ...) has{advice.partition(':')[2]}"
             )
         self.is_plain = self._has_looked = True
+
+    def _look_for_sum(self, loss: Tensor, samples: int) -> None:
+        if self._context.step.gathered == self._context.place:
+            return  # about all workers' samples: it counts once
+        if is_sum_over_samples(loss, samples):
+            parts = self._context.division.parts
+            self._context.optimizer_step.report(
+                f"the loss is a sum over its samples, and the losses of the {parts} workers or "
+                f"shards are averaged: the gradient is 1/{parts} of the whole batch's sum, and "
+                'changes with their number. Give the mean (reduction="mean"), and where the '
+                "learning rate was chosen for the sum, that rate times the batch's size"
+            )
 
     def _check(self, *, more: bool) -> None:
         if more:

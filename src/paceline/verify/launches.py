@@ -90,6 +90,9 @@ class LaunchPart:
     kill_at: int = 0
     """Step after which all workers are killed; 0: none."""
     more_args: tuple[str, ...] = ()
+    hash_seed: str = "0"
+    """By which a command of the user's hashes text in it: Python draws another at each start.
+    `paceline run` and `train` do not."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,8 @@ class VerifyLauncher:
         records = run.path / (_RECORDS if part is None else f"{_RECORDS}-{part.name}")
         records.mkdir()
         trial = self._trial(run, records, workers, disturbed=disturbed, part=part)
-        more_args = part.more_args if part else ()
         started_s = time.monotonic()
-        outcome = self._launched(trial, run, records, workers, more_args)
+        outcome = self._launched(trial, run, records, workers, part)
         took_s = time.monotonic() - started_s
         if outcome.interrupted:
             raise KeyboardInterrupt
@@ -165,15 +167,17 @@ class VerifyLauncher:
         run: RunDirectory,
         records: Path,
         workers: int,
-        more_args: tuple[str, ...],
+        part: LaunchPart | None,
     ) -> "LaunchOutcome":
         """Have workers started, by Paceline or by the user's command, and wait for their end."""
+        from paceline.launch.local.forkserver import hash_seed_is
         from paceline.launch.local.launcher import launch_local, prepare
         from paceline.verify.observed_launch import run_observed
 
         threads, command = self.threads(workers), self.request.command
         # By the user's own command (torchrun, say), with the observer in front of the script.
         if command is not None and command.has_launcher:
+            more_args = part.more_args if part else ()
             command = replace(command, arguments=(*command.arguments, *more_args))
             file = records / "trial.json"
             file.write_text(trial)
@@ -188,17 +192,19 @@ class VerifyLauncher:
                     log_dir=run.logs,
                 )
         # By Paceline's own launcher.
-        prepare(PRELOAD, threads)
-        with own_directory_is(self.place), self._report_changes():
-            return launch_local(
-                ENTRY,
-                trial,
-                workers=workers,
-                threads=threads,
-                policy=Policy(),
-                log_dir=run.logs,
-                progress=lambda: -1,
-            )
+        hash_seed = part.hash_seed if part is not None and command is not None else "0"
+        with hash_seed_is(hash_seed):
+            prepare(PRELOAD, threads)
+            with own_directory_is(self.place), self._report_changes():
+                return launch_local(
+                    ENTRY,
+                    trial,
+                    workers=workers,
+                    threads=threads,
+                    policy=Policy(),
+                    log_dir=run.logs,
+                    progress=lambda: -1,
+                )
 
     def _variables_of(self, command: LaunchCommand, workers: int, threads: int) -> dict[str, str]:
         """Give the whole environment of a launching command."""

@@ -22,6 +22,7 @@ from paceline.launch.errors.error_records import (
     run_guarded,
 )
 from paceline.launch.errors.failures import WorkerFailure
+from paceline.launch.heartbeat import note
 
 
 class DistNetworkError(RuntimeError):
@@ -56,8 +57,19 @@ class _DerivedError(DistNetworkError):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ..."), "job"),
     ],
 )
-def test_who_is_at_fault(error: BaseException, kind: str) -> None:
+def test_who_is_at_fault(error: BaseException, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(note, "has_begun", False)  # a test before may have trained in this process
     assert kind_of(error) == kind
+
+
+def test_wrong_usage_is_the_jobs_fault_once_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit code of 2 says that nothing was started."""
+    monkeypatch.setattr(note, "has_begun", True)
+    assert kind_of(UsageError("x")) == "job"
+    failure = describe(UsageError("x"), 0)
+    assert (failure.kind, failure.exit_code) == ("job", 65)
+    monkeypatch.setattr(note, "has_begun", False)
+    assert kind_of(UsageError("x")) == "usage"
 
 
 def test_exit_codes() -> None:

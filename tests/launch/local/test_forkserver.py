@@ -50,6 +50,22 @@ def test_it_is_kept_while_it_serves_and_replaced_otherwise() -> None:
     assert _pid() != second
 
 
+def test_a_hash_seed_holds_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    forkserver.prepare((), 1)
+    first = _pid()
+    with forkserver.hash_seed_is("1"):
+        forkserver.prepare((), 1)
+        second = _pid()
+        environment = Path(f"/proc/{second}/environ").read_bytes().split(b"\0")
+        assert b"PYTHONHASHSEED=1" in environment
+    assert second != first
+    assert "PYTHONHASHSEED" not in os.environ
+    monkeypatch.setenv("PYTHONHASHSEED", "7")  # the user's counts
+    with forkserver.hash_seed_is("1"):
+        assert os.environ["PYTHONHASHSEED"] == "7"
+
+
 def test_one_that_died_is_replaced() -> None:
     forkserver.prepare((), 1)
     first = _pid()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import StorageError, UsageError
+from paceline.errors import UsageError
 from paceline.report.runs.comparison import choose_runs, compare
 from paceline.report.runs.listing import list_runs, places_of
 from paceline.report.runs.pages import write_comparison, write_index
@@ -100,7 +100,7 @@ def test_pages_are_written_over_nothing_else(make_run: MakeRun, folder: Path) ->
     shown = compare(list_runs(folder).entries)
     with pytest.raises(UsageError, match="is there"):
         write_comparison(shown, folder / "a")
-    with pytest.raises(StorageError, match="can't be written"):
+    with pytest.raises(UsageError, match="can't be written"):
         write_comparison(shown, folder / "nowhere" / "c.html")
 
 

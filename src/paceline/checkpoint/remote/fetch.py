@@ -27,7 +27,7 @@ from paceline.checkpoint.remote.store import RemoteStore
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.streaming import PIECE_BYTES, Piece, pieces_of
 from paceline.errors import InfrastructureError, SnapshotError, StoreError, UsageError
-from paceline.files import storing, write_atomic
+from paceline.files import write_atomic, writing
 from paceline.results.run_directory import RunDirectory
 
 Report = Callable[[str], None]
@@ -58,7 +58,7 @@ def fetch_run(url: str, store: RemoteStore, run: RunDirectory, report: Report) -
     run.make()
     try:
         # Snapshots first: what is damaged there is found before anything counts.
-        with storing(run.path):
+        with writing(run.path):
             newest = _fetch_snapshots(store, run, names, report)
             for name in (*SMALL_NAMES, SUMMARY, *filter(is_log_or_tracker, names)):
                 if name != RUN:

@@ -168,7 +168,7 @@ def _hosts(place: ClusterPlace, given: Given) -> int:
 def _write_files(
     aws: "Aws", stack: "Stack", nodes: Sequence["Instance"], hostfile: Path, text: str
 ) -> None:
-    from paceline.files import write_atomic
+    from paceline.files import write_atomic, writing
     from paceline.provision.aws.files import keep, kept
     from paceline.provision.aws.hostkeys import fetch_host_keys
     from paceline.provision.aws.waiter import Waiter, never
@@ -180,7 +180,8 @@ def _write_files(
     unknown = [node for node in nodes if node.address not in keys]
     keys |= fetch_host_keys(aws, unknown, Waiter(never), 0.0) if unknown else {}
     keep(files, stack, nodes, keys, None)
-    write_atomic(hostfile.absolute(), text.encode())
+    with writing(hostfile):
+        write_atomic(hostfile.absolute(), text.encode())
     note(f"wrote {hostfile}; use it with --ssh-config {files.ssh_config}")
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.output import Output, output_options, print_json
 from paceline.distributed.options import DeviceKind
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import ExitCode
+from paceline.files import writing
 from paceline.options.command_line import ModelOptions, note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.figures import show_loss, show_percent
@@ -158,10 +159,8 @@ def _write_confusion(run: RunDirectory, result: "EvaluationResult") -> Confusion
     from paceline.report.confusion import write_confusion
 
     png, json = _files(run)
-    try:
+    with writing(png.parent):
         png.parent.mkdir(exist_ok=True)
         return write_confusion(
             result.confusion.numpy(), result.class_names, png, json, result.snapshot.name
         )
-    except OSError as error:
-        raise UsageError(f"{png.parent} can't be written: {error.strerror}") from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
+from paceline.files import writing
 from paceline.options.command_line import parse_options
 from paceline.options.fields import unknown_name
 from paceline.options.text import printable
@@ -52,23 +53,20 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
 
     Raises:
         UsageError: A file is there, or can't be written.
+        StorageError: The disk is full.
     """
     templates = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
     files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in templates}
-    # All or nothing: check every name before the first file is written.
-    there = [path.name for path in files if path.exists() or path.is_symlink()]
-    if there:
-        raise UsageError(
-            f"{directory} has {', '.join(there)} already, and nothing is overwritten: name a new "
-            f"directory, such as paceline init {kind} my-training"
-        )
-    try:
+    with writing(directory):
+        # All or nothing: check every name before the first file is written.
+        there = [path.name for path in files if path.exists() or path.is_symlink()]
+        if there:
+            raise UsageError(
+                f"{directory} has {', '.join(there)} already, and nothing is overwritten: name a "
+                f"new directory, such as paceline init {kind} my-training"
+            )
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             with path.open("x") as file:
                 file.write(text)
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename or directory} can't be written: {error.strerror}"
-        ) from error
     return [path.name for path in files]

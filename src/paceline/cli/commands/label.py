@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import ExitCode, UsageError
-from paceline.files import storing
+from paceline.files import writing
 from paceline.options.command_line import (
     ON_COMMAND_LINE,
     read_options,
@@ -66,7 +66,7 @@ def main(tokens: Sequence[str]) -> int:
     notes = replace(before, **texts, tags=tuple(dict.fromkeys([*kept, *changes.tag])))
     notes.check()
     if given:
-        with storing(run.path):
+        with writing(run.notes_json):
             notes.write(run)
     for label, value in (
         ("name", notes.name),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
-from paceline.files import write_atomic
+from paceline.files import write_atomic, writing
 from paceline.options.command_line import names_something, parse_options
 from paceline.options.fields import OptionField, option_fields, pick
 from paceline.options.text import printable
@@ -84,16 +84,15 @@ def _paths(out: Path, *, overwrite: bool) -> tuple[Path, Path]:
     if out.suffix.lower() != ".png":
         raise UsageError(f"--out {out}: the pictures are PNG files, so let it end in .png")
     made = tuple(out.with_name(f"{out.stem}-{part}{out.suffix}") for part in ("train", "test"))
-    there = [path for path in made if path.exists()]
-    if there and not overwrite:
-        raise UsageError(f"{there[0]} exists already; --overwrite replaces it")
-    if not out.parent.is_dir():
-        raise UsageError(f"there is no directory {out.parent}")
+    with writing(out):  # a directory that nobody may enter
+        there = [path for path in made if path.exists()]
+        if there and not overwrite:
+            raise UsageError(f"{there[0]} exists already; --overwrite replaces it")
+        if not out.parent.is_dir():
+            raise UsageError(f"there is no directory {out.parent}")
     return made[0], made[1]
 
 
 def _write(path: Path, content: bytes) -> None:
-    try:
+    with writing(path):
         write_atomic(path, content)
-    except OSError as error:
-        raise UsageError(f"{path} can't be written: {error.strerror}") from error

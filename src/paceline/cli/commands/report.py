@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.cli.output import check_place
 from paceline.errors import ExitCode, UsageError
-from paceline.files import storing
+from paceline.files import writing
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
@@ -62,7 +62,7 @@ def main(tokens: Sequence[str]) -> int:
     path = Path(options.html).expanduser() if options.html else None
     if path is not None:
         check_place("--html", path)
-    with storing(path or run.path):
+    with writing(path or run.report_html):
         page = _write(run, path)
     print(printable(str(page)))
     return ExitCode.DONE
@@ -80,6 +80,7 @@ def _watch(run: RunDirectory, host: str, port: int) -> int:
         raise UsageError(f"--port is {port}; it should be from 0 to 65535")
     if not run.run_json.exists():
         raise UsageError(f"{run.path} holds no training (no {run.run_json.name}): nothing to watch")
+    run.read_run()
     from paceline.report.load_run import read_run
     from paceline.report.page import render_page
     from paceline.report.page_server import FollowedPage, PageServer, version_of

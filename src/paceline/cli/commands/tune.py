@@ -22,7 +22,7 @@ from paceline.cli.scale_commands import (
 from paceline.cli.target import NOT_OF_TRIALS, Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import ExitCode, UsageError
-from paceline.files import read_json_object, why_unreadable, write_atomic, write_json
+from paceline.files import read_json_object, why_unreadable, write_atomic, write_json, writing
 from paceline.launch.signals import signals_raised
 from paceline.options.command_line import (
     flag,
@@ -217,7 +217,8 @@ def _prepare(request: _TuneRequest) -> None:
                     f"{request.settled.get(name)} now. Give another --tune-dir"
                 )
     else:
-        write_json(path, {"kind": "tune", "asked": request.settled})
+        with writing(path):
+            write_json(path, {"kind": "tune", "asked": request.settled})
 
 
 def _tuner(request: _TuneRequest) -> Tuner:
@@ -282,7 +283,9 @@ def _write(request: _TuneRequest, tuner: Tuner) -> None:
         "tried": [_described(tried) for tried in tuner.tried],
         "confirmed": _described(tuner.confirmed) if tuner.confirmed else None,
     }
-    write_json(request.place / TUNE_JSON, content)
+    path = request.place / TUNE_JSON
+    with writing(path):
+        write_json(path, content)
 
 
 def _described(tried: Tried) -> Mapping[str, object]:
@@ -356,7 +359,8 @@ def _end(request: _TuneRequest, tuner: Tuner) -> int:
     ]
     # As a file for --config; for a script also as arguments of `paceline.session`.
     path = Path(request.options.output).expanduser()
-    write_atomic(path, ("\n".join(lines) + "\n").encode())
+    with writing(path):
+        write_atomic(path, ("\n".join(lines) + "\n").encode())
     print(f"{speed.capitalize()}, with {path}:\n  {_command(request, path)}")
     inside = {n: v for n, v in settings.items() if n not in ("workers", "threads")}
     if request.target.is_script and inside:

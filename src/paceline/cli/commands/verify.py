@@ -20,7 +20,7 @@ from paceline.cli.target import (
 )
 from paceline.data.options import choose_global_batch
 from paceline.errors import ExitCode, JobError, UsageError
-from paceline.files import read_json_object, write_json
+from paceline.files import read_json_object, write_json, writing
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.worker_count import (
     check_machine,
@@ -420,7 +420,8 @@ def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace")
     }
     record = {**content, "exit_code": int(code), "ran": ran}
     if request.json is not None:
-        write_json(Path(request.json), record)
+        with writing(Path(request.json)):
+            write_json(Path(request.json), record)
     if request.html is not None:
         from paceline.report.verification import write_verification
 
@@ -460,9 +461,10 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
             f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
         )
     # Killed, and started again in the same directory.
-    killed = launcher.launch(workers, part=LaunchPart(name="killed", run="parted", kill_at=kill_at))
+    first = LaunchPart(name="killed", run="parted", kill_at=kill_at, hash_seed="1")
+    killed = launcher.launch(workers, part=first)
     saved = launcher.written("parted")
-    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args)
+    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args, hash_seed="2")
     resumed = launcher.launch(workers, part=again)
     launches = Launches(
         whole=whole,

@@ -23,7 +23,7 @@ from paceline.options.figures import (
     show_whole_percent,
 )
 from paceline.options.text import aligned, printable, wrapped
-from paceline.results.find_runs import RUN_OR_NAME, choose_run
+from paceline.results.find_runs import RUN_OR_NAME, choose_run, is_run
 from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named, given = read_command(_USAGE, _ABOUT, tokens, _OPTIONS, "the run directory")
     run = choose_run(*named) if named else _newest_running()
-    if not run.run_json.exists() and not run.is_locked():
+    if not (is_run(run.path) or run.is_locked()):
         run.read_run()  # says what there is instead
     from paceline.report.live import RunFollower
 

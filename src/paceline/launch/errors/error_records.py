@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.errors import ExitCode, PacelineError, StorageError
+from paceline.errors import ExitCode, PacelineError, StorageError, UsageError
 from paceline.files import read_json, write_json
 from paceline.launch.errors.device_errors import DeviceError, device_error
 from paceline.launch.errors.failures import FailureKind, WorkerFailure, is_lost_peer
@@ -67,7 +67,9 @@ def kind_of(error: BaseException) -> FailureKind:
 
 def _kind_of(error: BaseException, device_error: DeviceError | None) -> FailureKind:
     if isinstance(error, PacelineError):
-        return _KINDS.get(error.exit_code, "infrastructure")
+        has_begun = isinstance(error, UsageError) and note.has_begun
+        # "usage" says that nothing was started.
+        return "job" if has_begun else _KINDS.get(error.exit_code, "infrastructure")
     if isinstance(error, ConnectionError | TimeoutError):
         return "infrastructure"
     if isinstance(error, OSError):

@@ -12,7 +12,8 @@ from paceline.options.fields import check_types
 from paceline.results.run_directory import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
-"""Who is at fault: the command, the user's code, data or settings, or the world outside."""
+"""Who is at fault: the command, where nothing has begun; the user's code, data or settings; or the
+world outside."""
 EndedBy = Literal["itself", "launcher", "fork server"]
 
 _LOST_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"}

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 
 from paceline.launch.local.forkserver_child import LAUNCHER_VARIABLE
@@ -27,6 +27,8 @@ AT_IMPORT = ("TORCH_CUDA_SANITIZER",)
 """Variables at which torch begins to use CUDA while it is imported, which no fork survives: workers
 get them when they have been forked."""
 
+HASH_SEED = "PYTHONHASHSEED"
+
 
 @dataclass(frozen=True)
 class _Setting:
@@ -34,6 +36,7 @@ class _Setting:
     """Process that started it: a forked child must not take it for its own."""
     preload: tuple[str, ...]
     threads: int
+    hash_seed: str
 
 
 _running: list[_Setting] = []  # the interpreter has one fork server, so this is as global as it
@@ -42,15 +45,16 @@ _running: list[_Setting] = []  # the interpreter has one fork server, so this is
 def prepare(preload: Sequence[str], threads: int) -> None:
     """Start the fork server, and return at once while it imports; call it before importing torch.
 
-    Called again with the same threads and nothing new to import, it does nothing; otherwise the
-    server is replaced. Call it in the main thread: the server dies with the thread that started it.
+    Called again with the same threads and hash seed and nothing new to import, it does nothing;
+    otherwise the server is replaced. Call it in the main thread: the server dies with the thread
+    that started it.
 
     Args:
         preload: Modules to import beside torch, such as the entry's. One that can't be imported is
             left to the worker to report; it must not raise anything but ImportError.
         threads: CPU threads of each worker; thread pools read this while they are imported.
     """
-    wanted = _Setting(os.getpid(), tuple(preload), threads)
+    wanted = _Setting(os.getpid(), tuple(preload), threads, _hash_seed())
     if not (_running and _serves(_running[0], wanted)):
         release()
         forkserver.set_forkserver_preload([*_PRELOAD, *preload])
@@ -84,9 +88,33 @@ def server_pid() -> int | None:
 
 
 def _serves(running: _Setting, wanted: _Setting) -> bool:
-    return (running.pid, running.threads) == (wanted.pid, wanted.threads) and set(
-        wanted.preload
-    ) <= set(running.preload)
+    same = replace(running, preload=()) == replace(wanted, preload=())
+    return same and set(wanted.preload) <= set(running.preload)
+
+
+def _hash_seed() -> str:
+    return os.environ.get(HASH_SEED) or "0"
+
+
+@contextmanager
+def hash_seed_is(seed: str) -> Iterator[None]:
+    """Have workers that are started in this block hash text by a seed, unless the user set one.
+
+    Args:
+        seed: A whole number; outside of such a block it is 0.
+    """
+    if os.environ.get(HASH_SEED):
+        yield
+        return
+    before = os.environ.get(HASH_SEED)
+    os.environ[HASH_SEED] = seed
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[HASH_SEED]
+        else:
+            os.environ[HASH_SEED] = before
 
 
 @contextmanager
@@ -94,7 +122,7 @@ def _environment(threads: int) -> Iterator[None]:
     ours = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     ours[LAUNCHER_VARIABLE] = str(os.getpid())
     # Python reads it at its start alone: sets of text have one order in all workers and starts.
-    ours["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED") or "0"
+    ours[HASH_SEED] = _hash_seed()
     before = {name: os.environ.get(name) for name in (*ours, *AT_IMPORT)}
     os.environ.update(ours)
     for name in AT_IMPORT:

@@ -85,8 +85,8 @@ def write_index(listed: RunList, now: datetime) -> Path:
         now: When it is written.
 
     Raises:
-        UsageError: There is an `index.html` that isn't such a page.
-        StorageError: The folder can't be written.
+        UsageError: There is an `index.html` that isn't such a page, or it can't be written.
+        StorageError: The disk is full.
     """
     places = places_of(listed.entries)
     pairs = zip(listed.entries, places, strict=True)
@@ -119,8 +119,8 @@ def write_comparison(shown: Comparison, path: Path) -> Path:
         path: The page.
 
     Raises:
-        UsageError: There is a file that isn't such a page.
-        StorageError: It can't be written.
+        UsageError: There is a file that isn't such a page, or it can't be written.
+        StorageError: The disk is full.
     """
     ways = []
     for across, name in WAYS.items():

@@ -1,0 +1,89 @@
+"""Places that can't be written: every command says so in a line, and ends with the same code."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.app import main
+from paceline.errors import ExitCode
+
+_GOLDEN = Path(__file__).parents[1] / "results" / "golden"
+_TO_A_FILE = (
+    "report run --html {}.html",
+    "report study --html {}.html",
+    "compare run other --html {}.html",
+    "preview synthetic --tiles 1 --size 8 --out {}.png",
+)
+_TO_A_PLACE = (*_TO_A_FILE, "init recipe {}", "init script {}")
+_INTO_A_RUN = ("report run", "label run --name a", "runs . --html")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, golden in (("run", "run"), ("other", "run"), ("study", "study")):
+        shutil.copytree(_GOLDEN / golden, tmp_path / name)
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
+def _ends(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Give a command's exit code and what it says, which is one line."""
+    before = sorted(Path().rglob("*"))
+    code = main(words.split())
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: ")
+    assert "Traceback" not in said
+    assert sorted(Path().rglob("*")) == before  # nothing is left behind
+    return code, said
+
+
+@pytest.mark.parametrize("words", [*_TO_A_PLACE, *_INTO_A_RUN])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.EROFS, ExitCode.USAGE),
+        (errno.EACCES, ExitCode.USAGE),
+        (errno.ENOSPC, ExitCode.INFRASTRUCTURE),
+    ],
+)
+def test_a_file_system_that_refuses(
+    number: int,
+    code: ExitCode,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number), "below")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if words.startswith("init"):  # a new directory, which isn't synced
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    said = _ends(words.format("new"), capsys)
+    assert said[0] == code
+    assert f"can't be written: {os.strerror(number)}" in said[1]
+
+
+@pytest.mark.parametrize("words", _TO_A_PLACE)
+def test_a_place_below_a_file(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _ends(words.format("file/new"), capsys)[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("words", _TO_A_FILE)
+def test_a_directory_that_isnt_there(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _ends(words.format("nowhere/new"), capsys)[0] == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("words", _TO_A_FILE)
+def test_a_directory_in_the_files_place(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = words.format("full/new").split()[-1]
+    for path in (name, "full/new-train.png"):
+        Path(path).mkdir()
+    assert _ends(words.format("full/new"), capsys)[0] == ExitCode.USAGE
+    if words.startswith("preview"):
+        code, said = _ends(f"{words.format('full/new')} --overwrite", capsys)
+        assert (code, "can't be written: Is a directory" in said) == (ExitCode.USAGE, True)

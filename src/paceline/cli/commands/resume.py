@@ -211,12 +211,7 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
 def _take_own(
     given: dict[str, OptionValue], copies: str | None
 ) -> tuple[Output, ClusterChoice, list[str]]:
-    """Take off what is the command's own: how it prints, where it trains, what may be changed.
-
-    Args:
-        given: The options; those of the training are left, `copy_to` may be added.
-        copies: As for `_copy_on`.
-    """
+    """Take off what is the command's own; the training's options are left. See `_copy_on`."""
     given.pop("config", None)
     output = Output.take(given)
     output.quieten(given)

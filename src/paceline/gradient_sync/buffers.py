@@ -149,8 +149,8 @@ class PartBuffers:
         for dtype in {b.dtype for b in live.values()}:
             chosen = mean if dtype.is_floating_point else rows[0]
             split[dtype] = _from_row(chosen, dtype).split(sizes)
-        found = {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
-        return found | {alias: found[name] for alias, name in self._aliases.items()}
+        views = {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
+        return views | {alias: views[name] for alias, name in self._aliases.items()}
 
 
 def _places(model: nn.Module, *, with_integers: bool) -> dict[str, tuple[nn.Module, str]]:

@@ -56,8 +56,8 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
         UsageError: A file is there, or can't be written.
         StorageError: The disk is full.
     """
-    found = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
-    files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in found}
+    templates = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
+    files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in templates}
     with writing(directory):
         # All or nothing: check every name before the first file is written.
         there = [path.name for path in files if path.exists() or path.is_symlink()]

@@ -241,12 +241,12 @@ def scale_buckets(shape: Shape) -> None:
 @contextmanager
 def thinned_buckets(shape: Shape) -> Iterator[None]:
     """Have `--sync auto` know, in a worker, that buckets are thinned like the network."""
-    usual = cost_model.FIRST_BYTES, cost_model.MOST_BYTES
-    cost_model.FIRST_BYTES = cost_model.MOST_BYTES = shape.bucket_bytes
+    usual = cost_model.FIRST_BYTES, cost_model.MAX_BYTES
+    cost_model.FIRST_BYTES = cost_model.MAX_BYTES = shape.bucket_bytes
     try:
         yield
     finally:
-        cost_model.FIRST_BYTES, cost_model.MOST_BYTES = usual
+        cost_model.FIRST_BYTES, cost_model.MAX_BYTES = usual
 
 
 def arrivals(shape: Shape, compute_s: float) -> Sequence[tuple[float, int]]:

@@ -144,4 +144,4 @@ def test_the_model_knows_the_buckets(build: Callable[[], Shape]) -> None:
     assert len(found) == len(expected) > 3
     for size, bucket in zip(found, expected, strict=True):
         assert size == pytest.approx(bucket.bytes, rel=0.02)
-    assert cost_model.MOST_BYTES == 25 << 20
+    assert cost_model.MAX_BYTES == 25 << 20

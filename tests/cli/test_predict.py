@@ -100,7 +100,10 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["RUN", "--link", "1gbit", "--restart", "2m"], "--restart counts where nodes fail"),
         (["RUN", "--link", "1gbit", "--link-within", "64gbit"], "--gpus-per-node is 1: give more"),
         (["RUN", "--link", "1gbit", "--sync-every", "4", "--sync-delay", "4"], "--sync-delay 4"),
-        (["RUN", "--link", "1gbit", "--sync-every", "0"], "--sync-every must be at least 1"),
+        (
+            ["RUN", "--link", "1gbit", "--sync-every", "0"],
+            "--sync-every is 0: it must be at least 1",
+        ),
         (["RUN", "--link", "1gbit", "--mode", "strong", "--nodes", "64"], "64 workers can't share"),
         (["RUN", "--link", "1gbit", "--snapshot-every", "5m"], "give --mtbf as well"),
         (

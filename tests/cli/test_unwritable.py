@@ -2,7 +2,9 @@
 
 import errno
 import os
+import resource
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,21 @@ def test_a_file_system_that_refuses(
     said = _ends(words.format("new"), capsys)
     assert said[0] == code
     assert f"can't be written: {os.strerror(number)}" in said[1]
+
+
+@pytest.mark.parametrize("place", ["new", "full"])
+def test_a_project_for_which_the_disk_is_too_small_leaves_nothing(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then it is an error: EFBIG
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))
+        code, said = _ends(f"init recipe {place}", capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert (code, f"{place} can't be written: File too large" in said) == (70, True)
 
 
 @pytest.mark.parametrize("words", _TO_A_PLACE)

@@ -9,9 +9,9 @@ from paceline.distributed.environment import (
     Placement,
     chosen_interface,
     detect_launchers,
+    read_environment,
     read_placement,
     store_file,
-    surroundings,
     use_interface,
     uses_agent_store,
 )
@@ -108,14 +108,14 @@ def test_sagemakers_file_stands_for_its_variables(
     for name in ("SM_HOSTS", "SM_CURRENT_HOST"):
         monkeypatch.delenv(name, raising=False)
     resources = tmp_path / "resourceconfig.json"
-    assert detect_launchers(surroundings(resources)).node is None
+    assert detect_launchers(read_environment(resources)).node is None
     content = {"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}
     resources.write_text(json.dumps(content | {"network_interface_name": "eth0"}))
-    node = detect_launchers(surroundings(resources)).node
+    node = detect_launchers(read_environment(resources)).node
     assert node is not None
     assert (node.node_rank, node.nodes, node.workers) == (1, 2, None)
     resources.write_text("{}")
-    assert detect_launchers(surroundings(resources)).node is None
+    assert detect_launchers(read_environment(resources)).node is None
 
 
 def test_an_interface_is_told_to_gloo_and_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,10 +163,10 @@ def _join_plainly() -> None:
     """Make a process group as a script of plain PyTorch does."""
     import torch.distributed as dist
 
-    from paceline.distributed.environment import store_file, surroundings
+    from paceline.distributed.environment import read_environment, store_file
     from paceline.distributed.rendezvous import meet_in_file
 
-    meet_in_file(store_file(surroundings()))
+    meet_in_file(store_file(read_environment()))
     dist.init_process_group("gloo")
 
 
@@ -267,10 +267,10 @@ def look_at_store(payload: str) -> str:
 
     import torch
 
-    from paceline.distributed.environment import current_placement, store_file, surroundings
+    from paceline.distributed.environment import current_placement, read_environment, store_file
     from paceline.distributed.group import joined
 
-    path = Path(store_file(surroundings()))
+    path = Path(store_file(read_environment()))
     with joined(current_placement(), torch.device("cpu"), "gloo", 60.0) as group:
         told = group.gather_texts(f"{_rank()}")
         with socket.socket() as caller:

@@ -70,7 +70,7 @@ def test_the_archive_is_the_files_and_nothing_of_their_owner(tmp_path: Path) -> 
 
 
 def test_data_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_archive, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(source_archive, "MAX_BYTES", 2**20)
     (tmp_path / "big.bin").write_bytes(os.urandom(3 * 2**20))
     with pytest.raises(UsageError, match=r"more than 1 MB: big\.bin \(3 MB\)"):
         pack(tmp_path, code_files(tmp_path))

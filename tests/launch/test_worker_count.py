@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.launch.worker_count import (
-    MOST_WORKERS,
+    MAX_WORKERS,
     check_machine,
     choose_workers,
     threads_per_worker,
@@ -105,7 +105,7 @@ except (ValueError, OSError) as error:
     sys.exit(3)
 process.join()
 """
-    for workers, code_expected in ((MOST_WORKERS, 0), (MOST_WORKERS + 1, 3)):
+    for workers, code_expected in ((MAX_WORKERS, 0), (MAX_WORKERS + 1, 3)):
         done = subprocess.run(
             [sys.executable, "-c", code, str(workers)],
             capture_output=True,

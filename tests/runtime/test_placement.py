@@ -25,7 +25,7 @@ ONE_TASK = SRUN | {
 def find(
     environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> Placement | None:
-    monkeypatch.setattr("paceline.runtime.placement.surroundings", lambda: dict(environment))
+    monkeypatch.setattr("paceline.runtime.placement.read_environment", lambda: dict(environment))
     ours = {n: v for n, v in options.items() if n in ("on", "workers")}
     dist = {n: v for n, v in options.items() if n not in ours}
     launch = LaunchOptions(**ours)  # type: ignore[arg-type]

@@ -90,7 +90,7 @@ class Studied:
     said: list[str] = field(default_factory=list)
     kept: int = 0
 
-    def runner(self, say: Callable[[str], None] | None = None) -> Runner:
+    def runner(self, print_line: Callable[[str], None] | None = None) -> Runner:
         def keep() -> None:
             self.kept += 1
 
@@ -102,7 +102,7 @@ class Studied:
             program=PROGRAM,
             batch=self.batch,
             own_batch=self.mode == "strong",
-            say=say or self.said.append,
+            print_line=print_line or self.said.append,
             keep=keep,
         )
 
@@ -204,13 +204,13 @@ def test_without_the_script_s_batch_nothing_else_can_be_measured(tmp_path: Path)
 def test_a_signal_leaves_no_measurement_half_done(tmp_path: Path) -> None:
     plan = make_plan(SIZES, 1)
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         if line.startswith("[2/3]"):
             os.kill(os.getpid(), signal.SIGTERM)
 
     studied = Studied(tmp_path)
     with pytest.raises((InterruptedStudyError, KeyboardInterrupt)), signals_raised():
-        studied.runner(say).measure(plan)
+        studied.runner(print_line).measure(plan)
     assert [path.name for path in (tmp_path / "measured").iterdir()] == ["1-allreduce-1.json"]
     assert not (tmp_path / "runs" / "2-allreduce-1").exists()
 

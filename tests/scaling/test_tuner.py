@@ -105,7 +105,7 @@ def make_tuner(
         budget_s=budget_s,
         seconds=5.0,
         check_quality=check_quality,
-        say=said.append,
+        print_line=said.append,
         program=PROGRAM,
     )
     return tuner, said

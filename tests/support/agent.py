@@ -1,4 +1,4 @@
-"""The surroundings that torch's elastic agent gives to its workers, without the agent."""
+"""The environment that torch's elastic agent gives to its workers, without the agent."""
 
 import os
 from datetime import timedelta

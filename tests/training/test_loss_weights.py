@@ -234,10 +234,15 @@ def ignored(targets: Tensor) -> Tensor:
         (lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.ones(2)), None),
         (lambda m, x, y: F.cross_entropy(of_two(m(x)), torch.stack([y, ignored(y)], 1)), None),
         (lambda m, x, y: mean_of_counted(m, x, y) + F.cross_entropy(m(x), y), None),
+        # Nodes of graphs, boxes, what a mask has left: another number of them in each batch.
+        (lambda m, x, y: F.cross_entropy(m(x)[:-3], y[:-3]), "its 47 targets, not over the 50"),
+        (lambda m, x, y: F.mse_loss(m(x)[:-3, 0], y[:-3].float()), "its 47 targets, not over the"),
+        (lambda m, x, y: F.cross_entropy(of_two(m(x)).mT.flatten(0, 1), y.repeat(2)), None),
     ],
 )
 def test_what_a_loss_is_a_mean_over(loss: Loss, mean: str | None) -> None:
-    found = describe_weighted_mean(loss(net(), *points()))
+    inputs, targets = points()
+    found = describe_weighted_mean(loss(net(), inputs, targets), len(inputs))
     assert (found or "").startswith(mean or "")
     assert (found is None) == (mean is None)
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from paceline.data.order import epoch_order
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
+from paceline.training.rng import seed_everything
 from paceline.training.session import Session
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
@@ -396,3 +398,86 @@ def test_everything_is_prepared_at_once(tmp_path: Path) -> None:
     for world_size in WORLDS:
         for found in run_ranks(world_size, body):
             assert_weights(found, plain_loop())
+
+
+def loop_by_hand(model: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+    """Train a model as a session does, in one process without one."""
+    optimizer, (inputs, targets) = sgd(model), points()
+    for epoch in range(EPOCHS):
+        for picked in torch.from_numpy(epoch_order(SAMPLES, 0, epoch)).split(BATCH):
+            optimizer.zero_grad()
+            loss(model, inputs[picked], targets[picked]).backward()
+            optimizer.step()
+
+
+class Auxiliary(nn.Module):
+    """Returns two things in training, one elsewhere, and counts the samples it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.second = net(), nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        scores: Tensor = self.net(inputs)
+        if not self.training:
+            return scores
+        self.seen = self.seen + len(inputs)
+        return scores, self.second(scores)
+
+
+def loss_of_both(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    scores, others = model(inputs)
+    return F.cross_entropy(scores, targets) + 0.4 * F.cross_entropy(others, targets)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_worker_without_samples_trains_in_training_mode_and_counts_nothing(
+    world_size: int, tmp_path: Path
+) -> None:
+    def body(group: Group) -> tuple[list[Tensor], float]:
+        with session_on(group, tmp_path) as s:
+            model = s.model(Auxiliary())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(EPOCHS):
+                for inputs, targets in batches:
+                    s.step(loss_of_both(model, inputs, targets))
+            return weights_of(model), float(model.seen)
+
+    seed_everything(0)
+    plain = Auxiliary()
+    loop_by_hand(plain, loss_of_both)
+    found = run_ranks(world_size, body)
+    assert_weights(found[0][0], weights_of(plain))
+    assert sum(seen for _, seen in found) == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_modules_stay_in_the_mode_that_the_script_has_put_them_into(
+    world_size: int, tmp_path: Path
+) -> None:
+    def with_frozen_norm() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        model[1].eval()
+        return model
+
+    def body(group: Group) -> tuple[list[Tensor], list[bool], Tensor]:
+        with session_on(group, tmp_path) as s:
+            model = s.model(with_frozen_norm())
+            teacher = s.model(nn.Sequential(net(), nn.Dropout()).eval(), name="teacher")
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(EPOCHS):
+                for inputs, targets in batches:
+                    s.step(F.cross_entropy(model(inputs), targets))
+            modes = [part.training for part in (model, *model, teacher, *teacher)]
+            return weights_of(model), modes, model[1].running_mean
+
+    seed_everything(0)
+    plain = with_frozen_norm()
+    loop_by_hand(plain, lambda model, x, y: F.cross_entropy(model(x), y))
+    for weights, modes, mean in run_ranks(world_size, body):
+        assert_weights(weights, weights_of(plain))
+        assert modes == [True, True, False, True, False, False, False]
+        assert not mean.any()

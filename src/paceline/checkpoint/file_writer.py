@@ -80,9 +80,9 @@ def is_held_by_nobody_else(descriptor: int) -> bool:
     Args:
         descriptor: The file, opened for reading and writing.
     """
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     # Network file systems have no device of their own: what other hosts do isn't known here.
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or os.major(found.st_dev) == 0:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or os.major(status.st_dev) == 0:
         return False
     # The kernel gives a lease only where nobody else has the file open.
     try:

@@ -152,20 +152,22 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
     there = {
         name: (number, shape) for number, g in enumerate(saved.shapes) for name, shape in g.items()
     }
-    found = [f"it lacks {name}" for name in here if name not in there]
-    found += [f"it holds {name}, which the model lacks" for name in there if name not in here]
+    problems = [f"it lacks {name}" for name in here if name not in there]
+    problems += [f"it holds {name}, which the model lacks" for name in there if name not in here]
     for name in here.keys() & there.keys():
         (group, shape), (saved_group, saved_shape) = here[name], there[name]
         if shape != saved_shape:
-            found.append(f"{name} has shape {saved_shape} in it, {shape} in the model")
+            problems.append(f"{name} has shape {saved_shape} in it, {shape} in the model")
         elif group != saved_group:
-            found.append(f"{name} is in group {saved_group} in it, in group {group} here")
+            problems.append(f"{name} is in group {saved_group} in it, in group {group} here")
     if type(optimizer).__module__.startswith("torch.optim."):
-        found += _misshapen_slots(optimizer, names, saved)
-    found += [f"it holds a state of unknown {name}" for name in saved.slots.keys() - there.keys()]
-    if not found and len(saved.options) != len(optimizer.param_groups):
-        found.append(f"it has {len(saved.options)} groups, not {len(optimizer.param_groups)}")
-    return sorted(found)
+        problems += _misshapen_slots(optimizer, names, saved)
+    problems += [
+        f"it holds a state of unknown {name}" for name in saved.slots.keys() - there.keys()
+    ]
+    if not problems and len(saved.options) != len(optimizer.param_groups):
+        problems.append(f"it has {len(saved.options)} groups, not {len(optimizer.param_groups)}")
+    return sorted(problems)
 
 
 def _groups_to_come(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) -> str | None:

@@ -139,7 +139,7 @@ class HostTensors:
                 self._data[start:stop].copy_(staged[start:stop], non_blocking=True)
             self._copied = [stream.record_event()]
         staged.record_stream(stream)
-        on_host = [not found for found in on_device]
+        on_host = [not is_there for is_there in on_device]
         copy_all(list(compress(self._views, on_host)), list(compress(sources, on_host)))
 
     def _seen_in(self, data: Tensor, tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -71,10 +71,10 @@ def decode_body(content: bytes, path: Path) -> Mapping[str, object]:
         SnapshotError: A bit of it differs.
     """
     try:
-        found = parse_json(content)
+        parsed = parse_json(content)
     except ValueError:
-        found = None
-    body = {n: v for n, v in found.items() if n != "sha256"} if isinstance(found, dict) else {}
+        parsed = None
+    body = {n: v for n, v in parsed.items() if n != "sha256"} if isinstance(parsed, dict) else {}
     if type(body.get("format")) is not int or _encode(body) != content:
         raise SnapshotError(f"{path} is damaged: it doesn't match its own SHA-256")
     return body

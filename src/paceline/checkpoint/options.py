@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from paceline.checkpoint.remote.url import OFF, check_url
 from paceline.errors import UsageError
-from paceline.options.durations import MOST_WAIT_S, parse_duration_s
+from paceline.options.durations import MAX_WAIT_S, parse_duration_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +50,10 @@ class SnapshotOptions:
 
         if self.copy_to not in (None, OFF):
             check_url(self.copy_to, "--copy-to")
-        if not 0 <= self.copy_wait_s <= MOST_WAIT_S:
+        if not 0 <= self.copy_wait_s <= MAX_WAIT_S:
             raise UsageError(
                 f"--copy-wait-s is {self.copy_wait_s}; it must be a number of seconds from 0 to "
-                f"{MOST_WAIT_S:,.0f}"
+                f"{MAX_WAIT_S:,.0f}"
             )
 
     @property

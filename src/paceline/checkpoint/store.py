@@ -143,9 +143,9 @@ class SnapshotStore:
             SnapshotError: What arrives isn't what the manifest says; no leftovers stay.
         """
         content = manifest.encode()
-        found = parse_sent(content)
-        final_path = self.path_of(found.step)
-        self.check_room(len(content) + sum(entry.bytes for entry in found.files.values()))
+        sent = parse_sent(content)
+        final_path = self.path_of(sent.step)
+        self.check_room(len(content) + sum(entry.bytes for entry in sent.files.values()))
         writing = self._temporary(_WRITING, final_path)
         try:
             write_received(writing, content, pieces)
@@ -208,7 +208,7 @@ class SnapshotStore:
             names = os.listdir(self.directory)  # noqa: PTH208  # a third of the time of `iterdir`
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(int(found[1]) for found in map(_NAME.fullmatch, names) if found)
+        return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
     def path_of(self, step: int) -> Path:
         """Name the directory of a step's snapshot, whether it exists or not."""
@@ -276,23 +276,23 @@ class SnapshotStore:
         """
         steps = self.steps()
         known = ", ".join(self.path_of(step).name for step in steps[-5:]) or "none"
-        found: Path | None
+        snapshot: Path | None
         if which == "best":
-            found = self.best()
+            snapshot = self.best()
         elif which == "last":
             # A directory without a manifest merely has a snapshot's name.
             places = map(self.path_of, reversed(steps))
-            found = next((path for path in places if (path / MANIFEST).is_file()), None)
+            snapshot = next((path for path in places if (path / MANIFEST).is_file()), None)
         else:
             # A path as given, or a name within the directory.
             candidates = (Path(which), self.directory / which)
-            found = next((path for path in candidates if (path / MANIFEST).is_file()), None)
-        if found is None:
+            snapshot = next((path for path in candidates if (path / MANIFEST).is_file()), None)
+        if snapshot is None:
             raise UsageError(
                 f"no snapshot {which!r} for {self.directory}. "
                 f"Give best, last or a snapshot's directory; the newest there: {known}"
             )
-        return found
+        return snapshot
 
     def sweep(self) -> None:
         """Remove what interrupted writes left.

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # the process boundary
         return _report(error)
     except KeyboardInterrupt:
-        return _say_interrupted()
+        return _report_interrupt()
 
 
 def _report(error: Exception) -> int:
@@ -107,12 +107,12 @@ def _report(error: Exception) -> int:
     from paceline.launch.signals import was_interrupted
 
     if was_interrupted():  # what a library made of it: numpy, an import that failed
-        return _say_interrupted()
+        return _report_interrupt()
     traceback.print_exception(error)
     return exit_code_of(kind_of(error))
 
 
-def _say_interrupted() -> int:
+def _report_interrupt() -> int:
     print(above_progress("paceline: interrupted"), file=sys.stderr)
     return ExitCode.RESUMABLE
 

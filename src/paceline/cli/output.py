@@ -117,7 +117,7 @@ class Output:
         print_json({"run_dir": str(run.path), "exit_code": int(code), **summary})
 
     def print_settings(
-        self, request: TrainRequest, given: Mapping[str, str], *, dry_run: bool = False
+        self, request: TrainRequest, given: Mapping[str, str], *, dry_run: bool
     ) -> None:
         """With `--verbose` or `--dry-run`, say which settings aren't the defaults.
 

@@ -214,7 +214,7 @@ def with_options(tokens: Sequence[str], more: Sequence[str]) -> list[str]:
     return [*tokens[:end], *more, *tokens[end:]]
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print how far a study is; nobody may be listening any more."""
     with suppress(BrokenPipeError):
         print(printable(line), flush=True)

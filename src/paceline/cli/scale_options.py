@@ -107,8 +107,8 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
     target.check()
     if any(word == "--sync" or word.startswith("--sync=") for word in target.own):
         raise UsageError("say --methods, such as allreduce,local: several can be measured")
-    options, found = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed, _NOT_OURS)
-    return _build_request(tuple(tokens), target, options, found)
+    options, parsed = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed, _NOT_OURS)
+    return _build_request(tuple(tokens), target, options, parsed)
 
 
 def listed_options(recipe: Recipe | None, *, is_script: bool) -> list[OptionField]:
@@ -127,7 +127,7 @@ def _build_request(
     tokens: tuple[str, ...],
     target: Target,
     options: ScaleOptions,
-    found: GivenOptions,
+    parsed: GivenOptions,
 ) -> ScaleRequest:
     """Settle what follows from the command line.
 
@@ -135,9 +135,9 @@ def _build_request(
         UsageError: Something in it can't be.
     """
     # A file's batch is like a recipe's: that of one worker.
-    given, other = dict(found.values), _BATCHES[_OTHER_MODE[options.mode]]
+    given, other = dict(parsed.values), _BATCHES[_OTHER_MODE[options.mode]]
     settings = dict(target.settings)
-    if other in given and other in found.of_file():
+    if other in given and other in parsed.of_file():
         settings = {n: v for n, v in settings.items() if n not in _BATCHES.values()}
         settings[other] = given.pop(other)
     # Where: the hosts.
@@ -147,7 +147,7 @@ def _build_request(
     idle = dict(idle_of_methods(methods, given))
     if not options.train:
         idle |= idle_without("--train", given, is_script=target.is_script)
-    given = without_idle(replace(found, values=given), idle)
+    given = without_idle(replace(parsed, values=given), idle)
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
     if not hosts.listed:
         check_machine(max(workers))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar, final
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.errors import UsageError
 from paceline.options.command_line import (
     GivenOptions,
@@ -190,7 +190,7 @@ def config_named(tokens: Sequence[str]) -> ConfigFile | None:
     """
     if wants_help(tokens):
         return None
-    path = surroundings().get("PACELINE_CONFIG", "")
+    path = read_environment().get("PACELINE_CONFIG", "")
     for place, token in enumerate(tokens):
         option, _, text = token.partition("=")
         if option == flag(CONFIG.name):
@@ -259,8 +259,8 @@ def parse_with_own(
     Raises:
         UsageError: Something unknown or unreadable was given.
     """
-    found = read_options(command, about, tokens, listed, settled=settled)
+    parsed = read_options(command, about, tokens, listed, settled=settled)
     own = {CONFIG.name, *(field.name for field in fields(kind))}  # type: ignore[arg-type]  # a dataclass
-    training = {name: value for name, value in found.values.items() if name not in own}
-    given = merge_layers(training, found.of_file(), {})
-    return pick(kind, found.values), replace(found, values=given)
+    training = {name: value for name, value in parsed.values.items() if name not in own}
+    given = merge_layers(training, parsed.of_file(), {})
+    return pick(kind, parsed.values), replace(parsed, values=given)

@@ -99,6 +99,7 @@ def map_tensors(
     """
 
     def changed(value: object) -> object:
+        """Change one value, and what it holds."""
         if isinstance(value, Tensor):
             return change(value)
         if movable is not None and _moves_itself(value):

@@ -105,8 +105,8 @@ def load_cifar10(
     Raises:
         DataError: A file is missing and can't be downloaded, or damaged; names the file.
     """
-    found = find_files(_CIFAR_10.source, data_dir, download, report=report, open_url=open_url)
-    return _load(_CIFAR_10, found)
+    paths = find_files(_CIFAR_10.source, data_dir, download, report=report, open_url=open_url)
+    return _load(_CIFAR_10, paths)
 
 
 def load_cifar100(
@@ -130,8 +130,8 @@ def load_cifar100(
     Raises:
         DataError: A file is missing and can't be downloaded, or damaged; names the file.
     """
-    found = find_files(_CIFAR_100.source, data_dir, download, report=report, open_url=open_url)
-    return _load(_CIFAR_100, found)
+    paths = find_files(_CIFAR_100.source, data_dir, download, report=report, open_url=open_url)
+    return _load(_CIFAR_100, paths)
 
 
 def _load(kind: _Kind, folder: Path) -> tuple[TensorData, TensorData]:
@@ -177,16 +177,16 @@ def _read_batch(kind: _Kind, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.
     images, labels = content.get("data"), content.get(kind.labels)
     width = int(np.prod(_SHAPE))
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != width:
-        found = images.shape if isinstance(images, np.ndarray) else type(images).__name__
+        actual = images.shape if isinstance(images, np.ndarray) else type(images).__name__
         raise DataError(
-            f"{path}: 'data' should be an array of (samples, {width}) bytes, but is {found}. "
+            f"{path}: 'data' should be an array of (samples, {width}) bytes, but is {actual}. "
             + advice(kind.source)
         )
     if not isinstance(labels, list) or len(labels) != len(images):
-        found = len(labels) if isinstance(labels, list) else type(labels).__name__
+        actual = len(labels) if isinstance(labels, list) else type(labels).__name__
         raise DataError(
             f"{path}: {kind.labels!r} should list a label for each of {len(images)} images, but "
-            f"holds {found}. {advice(kind.source)}"
+            f"holds {actual}. {advice(kind.source)}"
         )
     return images.reshape(-1, *_SHAPE), _checked_labels(kind, path, labels)
 

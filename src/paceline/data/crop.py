@@ -114,7 +114,7 @@ class RandomResizedCrop:
         # The first try that fits in; `argmax` gives the first of equal largest values.
         fits = (tall >= 1) & (tall <= height) & (wide >= 1) & (wide <= width)
         first = fits.to(torch.int8).argmax(dim=1, keepdim=True)
-        found = fits.gather(1, first)
+        is_valid = fits.gather(1, first)
         tall, wide = tall.gather(1, first), wide.gather(1, first)  # (N, 1)
         # A corner, uniform over all places of the box.
         top = (exact[:, -2:-1] * (height - tall + 1)).floor()
@@ -122,7 +122,7 @@ class RandomResizedCrop:
         drawn = torch.cat((top, left, tall, wide), dim=1)
         # No try fits: the box in the middle.
         middle = (torch.full_like(top, value) for value in self._middle(height, width))
-        return torch.where(found, drawn, torch.cat(tuple(middle), dim=1))
+        return torch.where(is_valid, drawn, torch.cat(tuple(middle), dim=1))
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Crop and scale; (N, C, H, W) to (N, C, S, S), uint8 stays so, others become float32."""

@@ -19,7 +19,7 @@ try:
 except ImportError:
     simplejpeg = None
 
-_MOST_SCALED = 8
+_MAX_SCALED = 8
 """A JPEG is coded in squares of 8 x 8 pixels: one pixel each is the least."""
 
 
@@ -74,7 +74,7 @@ def decode(content: bytes, size: int) -> Tensor:
 def _decode_fast(content: bytes, width: int, height: int, size: int) -> NDArray[np.uint8] | None:
     """Decode a JPEG to (H, W, 3); None where it is left to Pillow."""
     factor = 1
-    while 2 * factor <= min(_MOST_SCALED, min(width, height) // size):
+    while 2 * factor <= min(_MAX_SCALED, min(width, height) // size):
         factor *= 2
     least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
     try:

@@ -113,6 +113,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
         headers: http.client.HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
+        """Follow one redirect; an address that isn't https is an error."""
         if not newurl.startswith("https://"):
             raise urllib.error.URLError(f"redirected to an address that is not https: {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
@@ -216,8 +217,8 @@ def _by_hand(directory: Path, files: Sequence[RemoteFile], mirrors: Sequence[str
     return f"By hand: download {addresses} and put it into {directory}"
 
 
-_MOST_MEMBERS = 10_000
-_MOST_BYTES = 1 << 34
+_MAX_MEMBERS = 10_000
+_MAX_BYTES = 1 << 34
 """No archive may unpack to more than this (16 GiB)."""
 
 
@@ -298,18 +299,15 @@ def _unpack_once(wanted: ArchivedSet, archive: Path, report: Callable[[str], Non
             if _missing(target, wanted):
                 report(f"unpacking {archive}")
                 _unpack(wanted, archive, target)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
-        ) from error
-    except OSError as error:
-        if error.errno is None:  # gzip's own: a wrong header or checksum
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        # An error without a number is gzip's own: a wrong header or checksum.
+        if isinstance(error, OSError) and error.errno is not None:
             raise DataError(
-                f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
+                f"{archive} can't be unpacked ({error.strerror}). Unpack it by hand, so that "
+                f"{target} holds {', '.join(wanted.files)}"
             ) from error
         raise DataError(
-            f"{archive} can't be unpacked ({error.strerror}). Unpack it by hand, so that "
-            f"{target} holds {', '.join(wanted.files)}"
+            f"{archive}: the archive is damaged: {clause(error)}. {advice(wanted)}"
         ) from error
 
 
@@ -344,7 +342,7 @@ def _copy_wanted(tar: tarfile.TarFile, wanted: dict[str, str], staging: Path) ->
     total = 0
     for count, member in enumerate(tar):
         total += max(0, member.size)
-        if count >= _MOST_MEMBERS or total > _MOST_BYTES:
+        if count >= _MAX_MEMBERS or total > _MAX_BYTES:
             raise tarfile.TarError(f"it holds more than expected ({count + 1} entries)")
         name = wanted.get(member.name.removeprefix("./"))
         if name is None:

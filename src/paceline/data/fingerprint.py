@@ -26,11 +26,11 @@ from paceline.data.protocols import Fingerprinted
 _SAMPLED = 64
 """Samples whose content is hashed: a few spread over the data set tell two of them apart."""
 _SHOWN = 12
-_MOST_ITEMS = 1000
+_MAX_ITEMS = 1000
 """Of a list or dictionary that is looked at whole."""
 _KNOWN_BY_PLACE = type | FunctionType | ModuleType | random.Random | Logger | Handler | Manager
 """What isn't looked into: much more hangs on it than a data set's own."""
-_MOST_LOOKS = 20_000
+_MAX_LOOKS = 20_000
 """Values that are looked at: some milliseconds."""
 
 
@@ -68,18 +68,18 @@ def picked_samples(data: object) -> str:
     Returns:
         Such as `200 samples, 1f4b7a90`; empty where there is no subset.
     """
-    waiting, seen, found = deque([data]), set[int](), list[str]()
-    while waiting and len(seen) < _MOST_ITEMS:
+    waiting, seen, layers = deque([data]), set[int](), list[str]()
+    while waiting and len(seen) < _MAX_ITEMS:
         value = waiting.popleft()
         if id(value) in seen or not isinstance(value, Dataset):
             continue
         seen.add(id(value))
         if isinstance(value, Subset):
-            found.append(_of_indices(value.indices))
+            layers.append(_of_indices(value.indices))
         if isinstance(value, ConcatDataset):
             waiting += value.datasets
         waiting += getattr(value, "__dict__", {}).values()
-    return " of ".join(found)
+    return " of ".join(layers)
 
 
 def _of_indices(indices: Sequence[int]) -> str:
@@ -119,7 +119,7 @@ def describe_state(data: object) -> tuple[object, ...]:
     Args:
         data: Any data set.
     """
-    return tuple(islice(_looks(data), _MOST_LOOKS))
+    return tuple(islice(_looks(data), _MAX_LOOKS))
 
 
 def _looks(data: object) -> Iterator[object]:
@@ -143,7 +143,7 @@ def _looks(data: object) -> Iterator[object]:
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             yield len(value)
             parts = _flat(value) if isinstance(value, dict) else list(value)
-            step = 1 if len(parts) <= _MOST_ITEMS else len(parts) // _SAMPLED
+            step = 1 if len(parts) <= _MAX_ITEMS else len(parts) // _SAMPLED
             (waiting if len(parts) <= _SAMPLED else later).extend(parts[::step])
         elif type(value).__module__.startswith(("multiprocessing", "ctypes")):
             yield getattr(value, "value", None)  # multiprocessing.Value: shared, and set anew

@@ -72,7 +72,7 @@ def scan_tree(root: Path) -> ImageTree:
         present = [name for name in SPLITS if (root / name).is_dir()]
         if "train" not in present:
             raise DataError(
-                f"{root}: holds no folder `train` ({_found(root)}). Expected are "
+                f"{root}: holds no folder `train` ({_describe_found(root)}). Expected are "
                 "train/CLASS/IMAGE files, and the same in val and, if there is one, test"
             )
         names = _class_names(root / "train")
@@ -140,7 +140,7 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
         with os.scandir(folder) as entries:
             listed = [(entry.is_dir(), entry.name) for entry in entries]
         # Programs leave names that begin with a dot beside images, such as macOS `._photo.jpg`.
-        listed = [found for found in listed if not found[1].startswith(".")]
+        listed = [each for each in listed if not each[1].startswith(".")]
         yield folder, [name for is_folder, name in listed if not is_folder]
         within = {**above, key: folder}
         left += [(f"{folder}/{name}", within) for is_folder, name in listed if is_folder]
@@ -157,7 +157,7 @@ def _check_classes(root: Path, names: Sequence[str], train: Sequence[ImageEntry]
         )
 
 
-def _found(root: Path) -> str:
+def _describe_found(root: Path) -> str:
     if not root.is_dir():
         return "there is no such directory"
     listed = sorted(path.name for path in root.iterdir())
@@ -172,7 +172,7 @@ _KEPT_MAX_BYTES = 1 << 30
 _TASK_IMAGES = 64
 _REPORT_IMAGES = 400 * _TASK_IMAGES
 _SHOWN = 10
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 """More than Pillow takes from one image: about 179 million pixels."""
 
 
@@ -217,8 +217,8 @@ def find_broken(
             count = sum(map(len, tree.splits.values()))
             report(f"looking for broken images among the {count:,} of {tree.root} (once)")
             write_json(kept, dict(_check_images(tree, size, jobs or usable_cores(), report)))
-        found = read_json_object(kept, _KEPT_MAX_BYTES)
-    return {str(path): str(reason) for path, reason in found.items()}
+        reasons = read_json_object(kept, _KEPT_MAX_BYTES)
+    return {str(path): str(reason) for path, reason in reasons.items()}
 
 
 def describe_broken(root: Path, broken: Sequence[tuple[str, str]]) -> str:
@@ -248,10 +248,10 @@ def _check_images(
     starts = range(0, len(paths), _TASK_IMAGES)
     tasks = (_Task(tree.root, tuple(paths[at : at + _TASK_IMAGES]), size) for at in starts)
     checked = run_in_order(_check, tasks, min(jobs, max(1, len(starts))))
-    for done, found in zip(starts, checked, strict=True):
+    for done, broken in zip(starts, checked, strict=True):
         if done and done % _REPORT_IMAGES == 0:
             report(f"looked at {done:,} of {len(paths):,} images")
-        yield from found
+        yield from broken
 
 
 def _check(task: _Task) -> list[tuple[str, str]]:
@@ -274,12 +274,12 @@ def read_file(path: Path) -> bytes:
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            content = file.read(size) if size <= _MOST_BYTES else b""
+            content = file.read(size) if size <= _MAX_BYTES else b""
     except OSError as error:
         raise DataError(f"{path}: the file can't be read: {error.strerror}") from error
     except ValueError as error:
         raise no_image(path, error) from error
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise BrokenImageError(f"its {size:,} bytes are too many for an image")
     return content
 

@@ -132,9 +132,7 @@ class MemorySource(BatchSource):
         # This worker's share of each step.
         shares = plan_shares(plan, self.num_samples)
         for step_share, gathered in self._gathered(shares, order):
-            # A worker without samples in this step computes on a stand-in, as collectives need its
-            # backward pass.
-            start, stop = _with_stand_in(step_share)
+            start, stop = step_share.to_read
             picked = on_device[start:stop]
             if gathered is not None:
                 raw = self._finish_copy(gathered)
@@ -189,7 +187,8 @@ class MemorySource(BatchSource):
             return zip(shares, repeat(None), strict=False)
 
         def gather(step_share: StepShare) -> BatchInFlight:
-            start, stop = _with_stand_in(step_share)
+            """Start copying one share's images; pinned, where that runs beside the training."""
+            start, stop = step_share.to_read
             indices = torch.from_numpy(order[start:stop])
             if not self._feed.is_beside:
                 return self._feed.start(self._images.index_select(0, indices))
@@ -254,13 +253,6 @@ def _laid_out(images: Tensor, channels_last: bool) -> Tensor:
     return images.permute(0, 2, 3, 1).contiguous()
 
 
-def _with_stand_in(step_share: StepShare) -> tuple[int, int]:
-    """Replace an empty share by the batch's first sample."""
-    if step_share.start == step_share.stop:
-        return step_share.batch_start, step_share.batch_start + 1
-    return step_share.start, step_share.stop
-
-
 def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tensor]:
     """Fold (raw / scale - mean) / std into raw * factor + offset, shaped to fit one stored image.
 
@@ -271,9 +263,7 @@ def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tenso
     _, channels, height, width = data.images.shape
     if channels_last and channels > 1:
         full = (height, width, channels)
-        return factor.flatten().expand(full).contiguous(), offset.flatten().expand(
-            full
-        ).contiguous()
+        factor, offset = (t.flatten().expand(full).contiguous() for t in (factor, offset))
     return factor, offset
 
 
@@ -327,9 +317,7 @@ class PreparedSource(BatchSource):
         shares = plan_shares(plan, self.num_samples)
         for step_share, batch in zip(shares, self._raw.train_batches(plan), strict=True):
             images, labels = batch.pair()
-            first = (
-                step_share.start if step_share.start < step_share.stop else step_share.batch_start
-            )
+            first, _ = step_share.to_read
             indices = order[first : first + len(images)]
             for stream, augment in enumerate(self._augment):
                 draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)

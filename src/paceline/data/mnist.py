@@ -22,7 +22,7 @@ from paceline.errors import DataError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
-_MOST_BYTES = 1 << 34
+_MAX_BYTES = 1 << 34
 """No header may ask for more memory than this (16 GiB)."""
 
 
@@ -64,10 +64,10 @@ def read_idx(path: Path, advice: str = "") -> NDArray[np.uint8]:
 def _read_stream(stream: io.BufferedIOBase) -> NDArray[np.uint8]:
     shape = _read_shape(stream)
     content = np.empty(math.prod(shape), dtype=np.uint8)
-    found = _fill(stream, content)
-    if found < len(content):
+    read = _fill(stream, content)
+    if read < len(content):
         raise ValueError(
-            f"the file is truncated: {found} of {len(content)} bytes after the header, "
+            f"the file is truncated: {read} of {len(content)} bytes after the header, "
             f"which states the shape {shape}"
         )
     if stream.read(1):  # reading to the end also makes gzip compare its checksum
@@ -90,7 +90,7 @@ def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
     if len(sizes) < 4 * magic[3]:
         raise ValueError("the file is truncated: it ends within the header")
     shape = struct.unpack(f">{magic[3]}I", sizes)
-    if math.prod(shape) > _MOST_BYTES:
+    if math.prod(shape) > _MAX_BYTES:
         raise ValueError(f"the file is corrupt: its header states the shape {shape}")
     return shape
 

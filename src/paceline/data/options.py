@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.errors import UsageError
-from paceline.options.fields import flag
+from paceline.options.fields import check_at_least
 from paceline.options.figures import plural
 
-_MOST_LOADERS = 1000
+_MAX_LOADERS = 1000
 DEFAULT_GLOBAL_BATCH = 64
 """The global batch of a recipe that names none."""
 
@@ -46,16 +46,13 @@ class DataOptions:
     (0: none). Data sets kept in memory need and use none."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "batch_per_worker", "max_batch_per_worker", "shards"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
+        check_at_least(self, global_batch=1, batch_per_worker=1, max_batch_per_worker=1, shards=1)
         if self.shards is not None:
             self._check_shards(self.shards)
-        if not 0 <= self.loader_workers <= _MOST_LOADERS:
+        if not 0 <= self.loader_workers <= _MAX_LOADERS:
             raise UsageError(
                 f"--loader-workers is {self.loader_workers}: it must be 0 or more, at most "
-                f"{_MOST_LOADERS:,}"
+                f"{_MAX_LOADERS:,}"
             )
 
     def _check_shards(self, shards: int) -> None:
@@ -146,7 +143,4 @@ class PackOptions:
     """Read everything back when it is written, and compare its checksums."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "jobs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{flag(name)} is {value}: it must be at least 1")
+        check_at_least(self, size=1, jobs=1)

@@ -70,6 +70,16 @@ class StepShare:
     last: bool = True
     """Whether no other part follows in this step."""
 
+    @property
+    def to_read(self) -> tuple[int, int]:
+        """Positions to compute on: the share, or the batch's first sample instead of an empty one.
+
+        Collectives need a backward pass of every worker, also of those without samples.
+        """
+        if self.start == self.stop:
+            return self.batch_start, self.batch_start + 1
+        return self.start, self.stop
+
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> Indices:
     """Shuffle the samples of one epoch: sort their indices by a splitmix64 key each.

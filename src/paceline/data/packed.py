@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from paceline.data.decode import BrokenImageError, decoded_to
 from paceline.data.imagefolder import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    ImageEntry,
     ImageTree,
     describe_broken,
     read_file,
@@ -238,9 +237,9 @@ def block_of(content: Mapping[str, object]) -> PackedBlock:
 
 
 def _check_size(path: Path, expected: int) -> None:
-    found = path.stat().st_size if path.is_file() else None
-    if found != expected:
-        what = "is missing" if found is None else f"has {found} bytes instead of {expected}"
+    size = path.stat().st_size if path.is_file() else None
+    if size != expected:
+        what = "is missing" if size is None else f"has {size} bytes instead of {expected}"
         raise DataError(f"{path} {what}. {_again(path.parent)}")
 
 
@@ -495,7 +494,7 @@ def _finish(partial: Path, tree: ImageTree, options: PackOptions, journal: Journ
         # Labels in the order of the images, without the broken ones that were skipped.
         left_out = {path for block in blocks for path, _ in block.broken}
         good = [entry for entry in tree.splits[split] if entry.path not in left_out]
-        content = _labels_bytes(good)
+        content = np.array([entry.label for entry in good], dtype="<i8").tobytes()
         write_atomic(partial / labels_file(split), content)
         files = json.dumps([entry.path for entry in good], indent=0)
         write_atomic(partial / f"{split}.files.json", files.encode())
@@ -512,7 +511,3 @@ def _finish(partial: Path, tree: ImageTree, options: PackOptions, journal: Journ
     )
     write_index(partial, index)
     return index
-
-
-def _labels_bytes(entries: Sequence[ImageEntry]) -> bytes:
-    return np.array([entry.label for entry in entries], dtype="<i8").tobytes()

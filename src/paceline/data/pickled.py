@@ -57,10 +57,10 @@ def read_pickled(path: Path, advice: str = "") -> Mapping[str, object]:
         DataError: The file is missing, damaged, or holds anything else than such values.
     """
     try:
-        found = _Machine().run(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}, not a dictionary")
-        return {_text(key): _finished(value) for key, value in found.items()}
+        content = _Machine().run(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, not a dictionary")
+        return {_text(key): _finished(value) for key, value in content.items()}
     except FileNotFoundError:
         reason = "the file is missing"
     except OSError as error:

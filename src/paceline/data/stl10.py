@@ -57,9 +57,8 @@ def load_stl10(
     """
     folder = find_files(_SOURCE, data_dir, download, report=report, open_url=open_url)
     names = _class_names(folder / "class_names.txt")
-    return _load_part("STL-10", folder, "train", names), _load_part(
-        "STL-10 test", folder, "test", names
-    )
+    train = _load_part("STL-10", folder, "train", names)
+    return train, _load_part("STL-10 test", folder, "test", names)
 
 
 def _class_names(path: Path) -> tuple[str, ...]:

@@ -130,10 +130,10 @@ def pick_device(options: DistOptions, placement: Placement) -> torch.device:
         return torch.device("cpu")
     if kind == "mps":
         return _mps_device(placement)
-    found = device_count(kind)
-    index = device_index(options, placement, found)
+    count = device_count(kind)
+    index = device_index(options, placement, count)
     if kind == "cuda":
-        return _cuda_device(index, found)
+        return _cuda_device(index, count)
     device = torch.device(kind, index)
     torch.accelerator.set_device_index(device)
     return device
@@ -253,8 +253,8 @@ def default_generator(device: torch.device) -> torch.Generator:
         return torch.mps._get_default_mps_generator()
     kind = torch.get_device_module(device)
     kind.init()
-    found: torch.Generator = kind.default_generators[device.index or 0]
-    return found
+    generator: torch.Generator = kind.default_generators[device.index or 0]
+    return generator
 
 
 def can_pin(device: torch.device) -> bool:
@@ -339,5 +339,5 @@ def pci_address(device: torch.device) -> str | None:
     """Name a GPU's place on the PCI bus, such as `0000:41:00.0`; None where torch doesn't tell."""
     if device.type != "cuda":
         return None
-    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
-    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    gpu: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks these fields
+    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"

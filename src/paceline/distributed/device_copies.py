@@ -31,11 +31,11 @@ def cut(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """
     order = _widest_first(like)
     ends = accumulate((like[place].nbytes for place in order), initial=0)
-    found = {
+    copies = {
         place: joined[start:stop].view(like[place].dtype).view(like[place].shape)
         for place, (start, stop) in zip(order, pairwise(ends), strict=True)
     }
-    return [found[place] for place in range(len(like))]
+    return [copies[place] for place in range(len(like))]
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -24,7 +24,7 @@ __all__ = [
     "numeric_variables",
     "store_file",
     "read_placement",
-    "surroundings",
+    "read_environment",
     "thread_variables",
     "threads_are_set",
     "threads_from_start",
@@ -96,7 +96,7 @@ class Findings:
         return self.nodes[0] if self.nodes and not self.workers else None
 
 
-def surroundings(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
+def read_environment(resources: Path = _SAGEMAKER_RESOURCES) -> Environment:
     """Give this process's environment, with SageMaker's file under the names of its variables."""
     environment = current_variables()
     if "SM_HOSTS" in environment:
@@ -126,16 +126,16 @@ def detect_launchers(environment: Environment) -> Findings:
     # noted.
     for read in (*LAUNCHERS.values(), *NODES.values()):
         try:
-            found = read(environment)
+            placement = read(environment)
         except UsageError as error:
             if not workers:
                 raise
             problems.append(str(error))
             continue
-        if isinstance(found, Placement):
-            workers.append(found)
-        elif found is not None:
-            nodes.append(found)
+        if isinstance(placement, Placement):
+            workers.append(placement)
+        elif placement is not None:
+            nodes.append(placement)
     # Some launchers (mpirun) give ranks but no address: another one's address completes them.
     named = [worker.master_addr for worker in workers] + [node.master_addr for node in nodes]
     address = next(filter(None, named), "") or _first_slurm_host(environment)
@@ -148,14 +148,14 @@ def detect_launchers(environment: Environment) -> Findings:
 
 def current_placement(options: DistOptions | None = None) -> Placement:
     """Read this process's place; see `read_placement`."""
-    return read_placement(surroundings(), options)
+    return read_placement(read_environment(), options)
 
 
 def read_placement(environment: Environment, options: DistOptions | None = None) -> Placement:
     """Read this worker's place: from the options, else from whoever started it.
 
     Args:
-        environment: Normally `surroundings()`.
+        environment: Normally `read_environment()`.
         options: Of which `rank`, `world_size` and `local_rank` count before the environment.
 
     Raises:
@@ -221,9 +221,9 @@ def threads_from_start() -> bool:
 
 def numeric_variables() -> dict[str, str]:
     """Give the variables by which libraries choose their arithmetic, where they are set."""
-    found = {name: os.environ[name] for name in NUMERIC_VARIABLES if name in os.environ}
+    named = {name: os.environ[name] for name in NUMERIC_VARIABLES if name in os.environ}
     others = sorted(name for name in os.environ if name.startswith(NUMERIC_PREFIXES))
-    return found | {name: os.environ[name] for name in others}
+    return named | {name: os.environ[name] for name in others}
 
 
 def use_interface(name: str, *, override: bool) -> None:

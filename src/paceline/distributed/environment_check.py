@@ -48,7 +48,7 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
     """Find out what a worker started here would find.
 
     Args:
-        environment: Normally `surroundings()`.
+        environment: Normally `read_environment()`.
         options: As they would be given to `paceline train`.
     """
     findings: list[CheckLine] = []
@@ -75,12 +75,12 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
 
 def _attempted(what: str, look_at: Callable[[], Iterator[CheckLine]]) -> list[CheckLine]:
     """Collect findings; an error that a worker would meet is the last of them."""
-    found: list[CheckLine] = []
+    lines: list[CheckLine] = []
     try:
-        found.extend(look_at())
+        lines.extend(look_at())
     except PacelineError as error:
-        found.append(CheckLine(what=what, state="fault", text=str(error)))
-    return found
+        lines.append(CheckLine(what=what, state="fault", text=str(error)))
+    return lines
 
 
 def _place(placement: Placement) -> CheckLine:

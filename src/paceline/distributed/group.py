@@ -22,7 +22,7 @@ from paceline.distributed.device import is_accelerator
 from paceline.distributed.environment import (
     Placement,
     chosen_interface,
-    surroundings,
+    read_environment,
     use_interface,
 )
 from paceline.distributed.interface import Route, find_route, loopback_route
@@ -222,7 +222,7 @@ def joined(
 
 def choose_route(placement: Placement, address: Address, interface: str | None) -> Route:
     """Choose this worker's network interface: loopback where all workers are on one node."""
-    chosen = chosen_interface(surroundings())
+    chosen = chosen_interface(read_environment())
     if placement.on_one_node and not interface and not chosen:
         return loopback_route()
     return find_route(address.host, interface, chosen)
@@ -237,7 +237,8 @@ def _joined_by_store(
     options: DistOptions,
     facts: Facts | None,
 ) -> Iterator[Group]:
-    address = meeting_address(placement, options, surroundings())
+    """Join through the store; arguments and errors are those of `joined`. Collective."""
+    address = meeting_address(placement, options, read_environment())
     # An attempt has keys of its own in rank 0's store: a restart reads nothing of the one before.
     store = open_store(address, placement.rank, placement.world_size, timeout_s, options.interface)
     own = of_session(of_attempt(store, placement.attempt), address, placement.rank)
@@ -309,6 +310,6 @@ def _joined_by_mpi(
 def _compare(group: Group, facts: Facts) -> None:
     """Compare facts by the group itself, where there is no store. Collective."""
     workers = map(WorkerFacts.from_json, group.gather_texts(WorkerFacts.here(facts).to_json()))
-    found = disagreement(list(workers))
-    if found:
-        raise JobError(found)
+    problem = disagreement(list(workers))
+    if problem:
+        raise JobError(problem)

@@ -68,13 +68,13 @@ def resolve(host: str) -> str:
         InfrastructureError: The name isn't known here.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise InfrastructureError(
             f"the host {host!r} can't be resolved here ({error.strerror or error}). Give rank 0's "
             "address instead, by MASTER_ADDR or --init-method tcp://ADDRESS:PORT"
         ) from error
-    first = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)[0]
+    first = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
     return str(first[4][0])
 
 

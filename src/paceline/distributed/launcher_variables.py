@@ -37,8 +37,8 @@ def first_of(environment: Environment, *names: str) -> str:
 
 def first_integer(environment: Environment, names: tuple[str, ...], default: int) -> int:
     """Read the first of these variables that is set."""
-    found = next((name for name in names if environment.get(name)), None)
-    return default if found is None else integer(environment, found, default)
+    first = next((name for name in names if environment.get(name)), None)
+    return default if first is None else integer(environment, first, default)
 
 
 def port_of_job(job: int, step: int = 0) -> int:
@@ -151,8 +151,8 @@ def from_openmpi(environment: Environment) -> Placement | None:
 def from_mpich(environment: Environment) -> Placement | None:
     """Read what Hydra (MPICH, Intel MPI) sets: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID …"""
     local = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    found = _from_mpi(environment, "mpich", "PMI_", local, USUAL_PORT)
-    return None if found and _same_as_slurms(found, environment) else found
+    placement = _from_mpi(environment, "mpich", "PMI_", local, USUAL_PORT)
+    return None if placement and _same_as_slurms(placement, environment) else placement
 
 
 def from_slurm(environment: Environment) -> Placement | None:
@@ -217,10 +217,13 @@ def _from_mpi(
     )
 
 
-def _same_as_slurms(found: Placement, environment: Environment) -> bool:
+def _same_as_slurms(placement: Placement, environment: Environment) -> bool:
     """Tell whether srun has set PMI's variables itself: its own say more."""
     slurm = from_slurm(environment)
-    return slurm is not None and (slurm.rank, slurm.world_size) == (found.rank, found.world_size)
+    return slurm is not None and (slurm.rank, slurm.world_size) == (
+        placement.rank,
+        placement.world_size,
+    )
 
 
 def from_kubeflow(environment: Environment) -> NodePlacement | None:
@@ -247,7 +250,7 @@ def from_kubeflow(environment: Environment) -> NodePlacement | None:
 def from_sagemaker(environment: Environment) -> NodePlacement | None:
     """Read what SageMaker sets: SM_HOSTS, SM_CURRENT_HOST, SM_NUM_GPUS.
 
-    The same names stand for the container's resourceconfig.json, see `environment.surroundings`.
+    The same names stand for the container's resourceconfig.json, see `read_environment`.
     """
     if "SM_HOSTS" not in environment or "SM_CURRENT_HOST" not in environment:
         return None

@@ -59,6 +59,8 @@ def connect_node(
     """
     if group.has_few_operations:
         return None
+    # Every worker takes part in each exchange below, also where it can't share memory itself.
+    # 1. Listen, and tell all workers the socket's name and this worker's node.
     with ExitStack() as opened:
         listener = _listener(group)
         if listener is not None:
@@ -68,12 +70,14 @@ def connect_node(
         places = group.gather_rows(torch.tensor([group.placement.node_rank]))
         nodes = runs_of(places[:, 0].tolist())
         nodes = None if nodes is not None and len(nodes) > 1 and not several else nodes
+        # 2. Connect to the lower ranks of the node; then accept the higher ones.
         peers: dict[int, socket.socket] | None = None
         if listener is not None and nodes is not None and all(names):
             peers = _reach(group.rank, _node_of(group.rank, nodes), names)
         # Nobody waits for one who can't come.
         if _is_true_of_all(group, peers is not None) and listener and peers is not None and nodes:
             peers = _admit(peers, len(_node_of(group.rank, nodes)) - 1, listener)
+        # 3. Agree: one worker that isn't connected means the process group for all.
         is_connected = _is_true_of_all(group, peers is not None)
     if is_connected and peers is not None and nodes is not None:
         patience_s = group_timeout().total_seconds() if timeout_s is None else timeout_s
@@ -171,8 +175,8 @@ def _admit(
             peer, _ = listener.accept()
             peer.settimeout(_CONNECT_S)
             # Names are readable by other users of the machine: they may not come.
-            found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, user, _ = _CREDENTIALS.unpack(found)
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, user, _ = _CREDENTIALS.unpack(credentials)
             own = peer.recv(_RANK.size, socket.MSG_WAITALL) if user == os.getuid() else b""
             if len(own) == _RANK.size:
                 peers[_RANK.unpack(own)[0]] = peer
@@ -246,7 +250,7 @@ class NodeMemory:
                 f"no {size:,} bytes of memory for gradients on their way: {error.strerror}"
             ) from error
         try:
-            found = {self.rank: _mapped(own, size)}
+            mapped = {self.rank: _mapped(own, size)}
             for rank in self._peers:
                 self._send(rank, _DESCRIPTOR, _rights(own))
         finally:
@@ -255,10 +259,10 @@ class NodeMemory:
         for rank in self._peers:
             descriptor = self._receive_descriptor(rank)
             try:
-                found[rank] = _mapped(descriptor, size)
+                mapped[rank] = _mapped(descriptor, size)
             finally:
                 os.close(descriptor)
-        return [found[rank] for rank in self.ranks]
+        return [mapped[rank] for rank in self.ranks]
 
     def post(self, message: bytes) -> None:
         """Send a message of a few bytes to every other worker. Doesn't block.

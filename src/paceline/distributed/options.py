@@ -5,7 +5,7 @@ from typing import Literal
 
 from paceline.distributed.address import parse_init_method
 from paceline.errors import UsageError
-from paceline.options.durations import MOST_WAIT_S
+from paceline.options.durations import MAX_WAIT_S
 
 FEW_OPERATIONS = frozenset({"mpi", "smddp"})
 """Backends that can all_reduce, broadcast, reduce, all_gather and barrier, and no more: no half
@@ -56,9 +56,9 @@ class DistOptions:
     error. Raise it where one step or one evaluation takes longer than this."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout_s <= MOST_WAIT_S:
+        if not 0 < self.timeout_s <= MAX_WAIT_S:
             raise UsageError(
-                f"--timeout-s must be greater than 0 and at most {MOST_WAIT_S:,.0f} (ten days), "
+                f"--timeout-s must be greater than 0 and at most {MAX_WAIT_S:,.0f} (ten days), "
                 f"not {self.timeout_s}"
             )
         if self.backend in _CPU_CANT and self.device == "cpu":

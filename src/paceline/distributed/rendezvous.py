@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from paceline.distributed.address import Address
-from paceline.distributed.environment import store_file, surroundings
+from paceline.distributed.environment import read_environment, store_file
 from paceline.distributed.interface import address_on, own_addresses, reachable_address
 from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
@@ -93,6 +93,7 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
     outcome: queue.SimpleQueue[TCPStore | RuntimeError] = queue.SimpleQueue()
 
     def run() -> None:
+        """Connect, and hand over the store or the error."""
         try:
             outcome.put(connect())
         except RuntimeError as error:
@@ -101,12 +102,12 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
     # A daemon: if torch never returns, the process can still end.
     threading.Thread(target=run, name="paceline-store", daemon=True).start()
     try:
-        found = outcome.get(timeout=timeout_s + _GRACE_S)
+        result = outcome.get(timeout=timeout_s + _GRACE_S)
     except queue.Empty:
         raise TimeoutError from None
-    if isinstance(found, RuntimeError):
-        raise found
-    return found
+    if isinstance(result, RuntimeError):
+        raise result
+    return result
 
 
 def leave(store: Store, address: Address, world_size: int) -> None:
@@ -128,14 +129,14 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
     if rank == 0:
         store.set(key, text)
     value = store.get(key).decode()
-    store.add(f"{key}/heard", 1)
+    store.add(f"{key}/readers", 1)
     return value
 
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
     """Keep the store on rank 0 until all workers have read its text, or the time is up."""
     deadline_s = time.monotonic() + _READ_WAIT_S
-    while store.add(f"{key}/heard", 0) < world_size and time.monotonic() < deadline_s:
+    while store.add(f"{key}/readers", 0) < world_size and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 
@@ -237,12 +238,14 @@ def meet_in_file(path: str) -> None:
     def by_file(
         url: str, timeout: timedelta = default_pg_timeout, **others: object
     ) -> Iterator[tuple[Store, int, int]]:
-        if store_file(surroundings()) != path:
+        """Give store, rank and world size as torch's handler does, once for each group."""
+        if store_file(read_environment()) != path:
             yield from usual(url, timeout=timeout, **others)
             return
         query = dict(parse_qsl(urlsplit(url).query))
         rank, world_size = (
-            int(query.get(name) or surroundings()[name.upper()]) for name in ("rank", "world_size")
+            int(query.get(name) or read_environment()[name.upper()])
+            for name in ("rank", "world_size")
         )
         store = _file_store(Address(scheme="agent", path=path), timeout)
         # A group that is made again must not find addresses of the one before.

@@ -56,8 +56,8 @@ def known_address(address: Address) -> Address:
         )
     except (OSError, subprocess.TimeoutExpired):
         return address
-    found = node_address(answer.stdout)
-    return address if found is None else replace(address, host=found)
+    host = node_address(answer.stdout)
+    return address if host is None else replace(address, host=host)
 
 
 def node_address(text: str) -> str | None:

@@ -52,13 +52,13 @@ def disagreement(workers: Sequence[WorkerFacts]) -> str:
     Args:
         workers: In rank order.
     """
-    found = list(_differences(workers))
-    if not found:
+    differences = list(_differences(workers))
+    if not differences:
         return ""
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     return (
-        f"the workers differ: {'; '.join(found[:_SHOWN])}{more}. All have to train the same: give "
-        "each the same options, arguments, code, versions and data"
+        f"the workers differ: {'; '.join(differences[:_SHOWN])}{more}. All have to train the same: "
+        "give each the same options, arguments, code, versions and data"
     )
 
 
@@ -82,21 +82,21 @@ def compare_by_store(
     """
     try:
         store.set(f"{_KEY}/{rank}", WorkerFacts.here(facts).to_json())
-        found = _found_by_rank_0(store, world_size) if rank == 0 else ""
-        found = common_text(store, rank, f"{_KEY}/found", found)
+        problem = _compare_on_rank_0(store, world_size) if rank == 0 else ""
+        problem = common_text(store, rank, f"{_KEY}/disagreement", problem)
     except RuntimeError as error:
         raise InfrastructureError(
             f"rank {rank} on {socket.gethostname()} waited {timeout_s:g} s for the others to say "
             "what they train: a worker went away after all had met"
         ) from error
     # Rank 0 keeps the store: were it gone first, the others would see a lost connection only.
-    if found:
+    if problem:
         if rank == 0:
-            wait_until_read(store, f"{_KEY}/found", world_size)
-        raise JobError(found)
+            wait_until_read(store, f"{_KEY}/disagreement", world_size)
+        raise JobError(problem)
 
 
-def _found_by_rank_0(store: Store, world_size: int) -> str:
+def _compare_on_rank_0(store: Store, world_size: int) -> str:
     texts = store.multi_get([f"{_KEY}/{rank}" for rank in range(world_size)])
     return disagreement([WorkerFacts.from_json(text.decode()) for text in texts])
 

@@ -25,12 +25,12 @@ def may_have_gpus() -> bool:
     """
     if sys.platform not in ("linux", "darwin"):
         return True
-    return any(Path(device).exists() for device in _DEVICES) or _has_library(_NVML)
+    return any(Path(device).exists() for device in _DEVICES) or _has_nvml()
 
 
-def _has_library(name: str) -> bool:
+def _has_nvml() -> bool:
     try:
-        ctypes.CDLL(name)
+        ctypes.CDLL(_NVML)
     except OSError:
         return False
     return True

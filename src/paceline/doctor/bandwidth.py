@@ -61,14 +61,14 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     rounds, N of them where N is odd.
     """
     circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
-    found = []
+    pairings = []
     for _ in range(len(circle) - 1):
         # Hosts opposite each other are paired; then all but the first move on by one.
         half = len(circle) // 2
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
-        found.append([(a, b) for a, b in pairs if a is not None and b is not None])
+        pairings.append([(a, b) for a, b in pairs if a is not None and b is not None])
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    return found
+    return pairings
 
 
 def measuring_s(hosts: int) -> float:
@@ -86,8 +86,8 @@ def slow_links(links: Sequence[HostLink]) -> list[Slow]:
     """
     rate = min(_usual([(link, link.best_bytes_per_s) for link in links], max), _MEASURABLE_PER_S)
     time = _usual([(link, link.round_trip_s) for link in links], min)
-    found = (_compared(link, rate, time) for link in links)
-    return [slow for slow in found if slow.share is not None or slow.times is not None]
+    compared = (_compared(link, rate, time) for link in links)
+    return [slow for slow in compared if slow.share is not None or slow.times is not None]
 
 
 def _compared(link: HostLink, usual_rate: float, usual_time: float) -> Slow:
@@ -121,14 +121,14 @@ def slow_hosts(slow: Sequence[Slow], hosts: Sequence[str]) -> list[str]:
     """
     if len(hosts) < 3:
         return []
-    pairs = [{found.link.source, found.link.target} for found in slow]
-    found = []
+    pairs = [{each.link.source, each.link.target} for each in slow]
+    in_all = []
     for host in hosts:
         peers = {name for pair in pairs if host in pair for name in pair} - {host}
         if len(peers) == len(hosts) - 1:
-            found.append(host)
+            in_all.append(host)
     # All hosts slow to all others: then the network is slow, and none of them stands out.
-    return found if len(found) < len(hosts) else []
+    return in_all if len(in_all) < len(hosts) else []
 
 
 def slowest(links: Sequence[HostLink]) -> HostLink | None:

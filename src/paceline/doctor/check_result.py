@@ -43,9 +43,9 @@ def fault(host: str, what: str, text: str) -> CheckResult:
 def folded(findings: Iterable[CheckResult]) -> list[CheckResult]:
     """Make one finding of those that say the same of several hosts, at the place of the first."""
     groups: dict[tuple[str, State, str], list[str]] = {}
-    for found in findings:
-        named = groups.setdefault((found.what, found.state, found.text), [])
-        named += [host for host in found.hosts if host not in named]
+    for finding in findings:
+        named = groups.setdefault((finding.what, finding.state, finding.text), [])
+        named += [host for host in finding.hosts if host not in named]
     return [
         CheckResult(hosts=tuple(hosts), what=what, state=state, text=text)
         for (what, state, text), hosts in groups.items()
@@ -54,7 +54,7 @@ def folded(findings: Iterable[CheckResult]) -> list[CheckResult]:
 
 def has_fault(findings: Iterable[CheckResult]) -> bool:
     """Tell whether anything would stop a training."""
-    return any(found.state == "fault" for found in findings)
+    return any(finding.state == "fault" for finding in findings)
 
 
 def common(values: Sequence[str]) -> str:

@@ -87,18 +87,18 @@ class Examination:
     """Examines hosts; `run` does it all."""
 
     def __init__(
-        self, pool: HostPool, request: DiagnosisRequest, say: Callable[[str], None]
+        self, pool: HostPool, request: DiagnosisRequest, print_line: Callable[[str], None]
     ) -> None:
         """Store what is to be done.
 
         Args:
             pool: The hosts.
             request: What is to be examined.
-            say: Called with what is being done, for the user.
+            print_line: Called with what is being done, for the user.
         """
         self._pool = pool
         self._diagnosis_request = request
-        self._say = say
+        self._print_line = print_line
         self._named = tuple(pool.names)
         self._findings: list[CheckResult] = []
         self._facts: dict[str, HostFacts] = {}
@@ -134,7 +134,8 @@ class Examination:
         return [n for n in self._pool.names if n in self._choices and self._choices[n].address]
 
     def _query_facts(self) -> None:
-        self._say("looking at every host")
+        """Learn what each host is, and check it by itself and beside the others."""
+        self._print_line("looking at every host")
         answers, problems = self._pool.query_all({"ask": "facts"}, _FACTS_S)
         for host, answer in answers.items():
             try:
@@ -165,6 +166,7 @@ class Examination:
         self._findings += check_same_gpus(self._facts)
 
     def _choose_addresses(self) -> None:
+        """Choose an address for each host, and check what the others take its name for."""
         hosts = list(self._facts)
         answers, problems = self._pool.query_all({"ask": "names", "names": hosts}, _NAMES_S)
         self._note_problems("name", problems)
@@ -193,7 +195,8 @@ class Examination:
         self._findings += check_mtu({h: c for h, c in self._choices.items() if c.address})
 
     def _connect(self) -> None:
-        self._say("connecting every host with every other")
+        """Have each host open ports, and every other one call there."""
+        self._print_line("connecting every host with every other")
         questions = {
             host: {"ask": "listen", "address": self._choices[host].address} for host in self._usable
         }
@@ -213,9 +216,9 @@ class Examination:
             for host in self._peers
         }
         # Each try may run into its time-out, so the limit grows with the hosts.
-        found, problems = self._pool.query(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
+        answers, problems = self._pool.query(contacts, _CONTACTS_S + _CONTACT_S * len(self._peers))
         self._note_problems("ports", problems)
-        for host, answer in found.items():
+        for host, answer in answers.items():
             for other, contact in answer.items():
                 self._contacts[host, other] = read_dataclass(Contact, contact)
         self._check_contacts()
@@ -233,7 +236,7 @@ class Examination:
         hosts = [host for host in self._usable if host in self._peers]
         duration_s = measuring_s(len(hosts))
         for number, pairs in enumerate(rounds(hosts), 1):
-            self._say(f"measuring, round {number} of {len(rounds(hosts))}")
+            self._print_line(f"measuring, round {number} of {len(rounds(hosts))}")
             # Both directions, one after the other: duplex faults show in one alone.
             for way in (pairs, [(b, a) for a, b in pairs]):
                 answers, _ = self._pool.query(
@@ -259,6 +262,7 @@ class Examination:
         return contact is not None and not contact.closed_ports
 
     def _reduce(self) -> None:
+        """Time an all-reduce over all hosts, where every link between them works."""
         hosts = [host for host in self._usable if host in self._peers]
         # An all-reduce over links that don't work would only wait for its time-out.
         missing = [pair for pair in permutations(hosts, 2) if not self._is_open(*pair)]
@@ -270,7 +274,7 @@ class Examination:
                     CheckResult(hosts=tuple(hosts), what="all-reduce", state="warning", text=text)
                 )
             return
-        self._say("adding up over all hosts")
+        self._print_line("adding up over all hosts")
         has_gpus = all(self._facts[host].gpus.kind == "cuda" for host in hosts)
         plan = {
             "backend": "nccl" if has_gpus and self._diagnosis_request.on_gpus else "gloo",
@@ -305,7 +309,7 @@ class Examination:
         return self._pool.query(questions, 2 * _REDUCE_S)
 
     def _look_at_files(self) -> None:
-        self._say("looking at files")
+        self._print_line("looking at files")
         first, *others = [name for name in self._pool.names if name in self._facts] or [""]
         left, problems = self._pool.query({first: {"ask": "mark"}}, _FILES_S)
         self._note_problems("shared files", problems)
@@ -320,7 +324,7 @@ class Examination:
             self._findings += check_files(first, self._facts[first].disk.directory, seen)
 
     def _look_at_data(self, recipe: Mapping[str, object]) -> None:
-        self._say("looking at the data")
+        self._print_line("looking at the data")
         answers, problems = self._pool.query_all({**recipe, "ask": "data"}, _DATA_S)
         sets = {h: {str(n): str(v) for n, v in a.items()} for h, a in answers.items()}
         self._findings += check_data(sets, problems)
@@ -330,7 +334,7 @@ class Examination:
         return interface.mtu if interface is not None else 1500
 
     def _note_problems(self, what: str, problems: Mapping[str, str]) -> None:
-        lost = {found.hosts[0] for found in self._pool.losses}
+        lost = {loss.hosts[0] for loss in self._pool.losses}
         for host, problem in problems.items():
             if host not in lost:
                 self._findings.append(fault(host, what, problem))

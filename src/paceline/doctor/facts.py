@@ -43,7 +43,9 @@ class NetworkFacts:
 
     def interface_with(self, address: str) -> Interface | None:
         """Find the interface that has an address."""
-        return next((found for found in self.interfaces if address in found.addresses), None)
+        return next(
+            (interface for interface in self.interfaces if address in interface.addresses), None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,9 +189,11 @@ def choose_address(
         (facts.default_address, "default route"),
         *((a, "order of interfaces") for a in own),
     ]
-    for found, by in candidates:
-        if found is not None and found in own:
-            return AddressChoice(address=found, chosen_by=by, interface=facts.interface_with(found))
+    for candidate, by in candidates:
+        if candidate is not None and candidate in own:
+            return AddressChoice(
+                address=candidate, chosen_by=by, interface=facts.interface_with(candidate)
+            )
     return AddressChoice(address="", chosen_by="nothing", interface=None)
 
 

@@ -98,8 +98,8 @@ class Probe:
     def _facts(self, question: Question) -> Answer:
         unknown: dict[str, str] = {}
 
-        # One part that can't be read doesn't hide the others: it is named among the unknown.
         def facts_or(name: str, read: Callable[[], Part], default: Part) -> Part:
+            """Read one part; one that can't be read is noted as unknown, and hides no other."""
             try:
                 return read()
             except Exception as error:  # noqa: BLE001  # whatever a library raises
@@ -107,7 +107,7 @@ class Probe:
                 return default
 
         none = HostFacts()
-        found = HostFacts(  # the machine first, while nothing of ours makes it busy
+        facts = HostFacts(  # the machine first, while nothing of ours makes it busy
             machine=facts_or("machine", machine.machine_facts, none.machine),
             network=facts_or("network", network.network_facts, none.network),
             limits=facts_or("limits", machine.limit_facts, none.limits),
@@ -115,14 +115,14 @@ class Probe:
             software=facts_or("software", software.software_facts, none.software),
         )
         # These parts import torch.
-        if not found.software.torch_problem:
+        if not facts.software.torch_problem:
             capability = facts_or("capability", software.capability, "")
-            found = replace(
-                found,
-                machine=replace(found.machine, capability=capability),
+            facts = replace(
+                facts,
+                machine=replace(facts.machine, capability=capability),
                 gpus=facts_or("gpus", machine.gpu_facts, none.gpus),
             )
-        return asdict(replace(found, unknown=unknown))
+        return asdict(replace(facts, unknown=unknown))
 
     def _disk(self) -> DiskFacts:
         missing = "" if self._work.is_dir() else str(self._work)
@@ -145,8 +145,8 @@ class Probe:
             return client.contact(peer, self._tokens, request.mtu)
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = list(pool.map(contact, request.peers))
-        pairs = zip(request.peers, found, strict=True)
+            reached = list(pool.map(contact, request.peers))
+        pairs = zip(request.peers, reached, strict=True)
         return {peer.name: asdict(contact) for peer, contact in pairs}
 
     def _measure(self, question: Question) -> Answer:

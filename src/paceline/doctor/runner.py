@@ -35,7 +35,10 @@ class TrainingPlace:
 
 
 def examine_here(
-    request: DiagnosisRequest, place: TrainingPlace, workers: int | None, say: Callable[[str], None]
+    request: DiagnosisRequest,
+    place: TrainingPlace,
+    workers: int | None,
+    print_line: Callable[[str], None],
 ) -> Diagnosis:
     """Examine this machine, in a process apart.
 
@@ -43,12 +46,12 @@ def examine_here(
         request: What is to be examined.
         place: Where a training would work.
         workers: It is to have; None: as many as Paceline chooses.
-        say: Called with what is being done, for the user.
+        print_line: Called with what is being done, for the user.
     """
     line = LocalLine({**place.payload(), "tokens": asdict(Tokens.made())})
     try:
         pool = HostPool([PooledHost(name=gethostname(), line=line, slots=workers)])
-        return Examination(pool, request, say).run()
+        return Examination(pool, request, print_line).run()
     finally:
         line.end()
 
@@ -58,7 +61,7 @@ def examine_hosts(
     options: HostsOptions,
     request: DiagnosisRequest,
     place: TrainingPlace,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> Diagnosis:
     """Examine hosts; those that can't be reached are named, the others examined.
 
@@ -67,9 +70,9 @@ def examine_hosts(
         options: How ssh reaches them.
         request: What is to be examined.
         place: Where a training would work.
-        say: Called with what is being done, for the user.
+        print_line: Called with what is being done, for the user.
     """
-    say(f"connecting to {plural(len(hosts), 'host')}")
+    print_line(f"connecting to {plural(len(hosts), 'host')}")
     # Probes start where every host has a directory; the training's own may be missing.
     at_root = [replace(host, directory=_ROOT) for host in hosts]
     with connect(at_root, options, any_version=True) as fleet:
@@ -86,19 +89,19 @@ def examine_hosts(
             for host, connection in zip(hosts, fleet.all, strict=True)
             if host.name not in lost
         ]
-        found = Examination(HostPool(pooled), request, say).run()
+        diagnosis = Examination(HostPool(pooled), request, print_line).run()
         versions = {c.host.name: c.introduction.paceline for c in fleet.all if c.introduction}
         apart = tuple(check_launcher(versions, __version__))
-        found = replace(found, findings=(*apart, *found.findings))
-        return _with_lost(found, hosts, lost)
+        diagnosis = replace(diagnosis, findings=(*apart, *diagnosis.findings))
+        return _with_lost(diagnosis, hosts, lost)
 
 
-def _with_lost(found: Diagnosis, hosts: Sequence[Host], lost: Mapping[str, str]) -> Diagnosis:
+def _with_lost(diagnosis: Diagnosis, hosts: Sequence[Host], lost: Mapping[str, str]) -> Diagnosis:
     """Add the hosts that couldn't be reached."""
     missing = [fault(name, "ssh", why.removeprefix(f"{name}: ")) for name, why in lost.items()]
     return replace(
-        found,
+        diagnosis,
         hosts=tuple(host.name for host in hosts),
-        findings=(*missing, *found.findings),
+        findings=(*missing, *diagnosis.findings),
         unreachable=tuple(lost),
     )

@@ -24,47 +24,51 @@ def as_text(diagnosis: Diagnosis) -> str:
 def _sections(diagnosis: Diagnosis) -> Iterator[str]:
     """Write the findings: first what concerns all hosts, then each host, then several of them."""
     everybody = diagnosis.hosts
-    common = {found.text for found in diagnosis.findings if len(found.hosts) > 1}
+    common = {finding.text for finding in diagnosis.findings if len(finding.hosts) > 1}
     groups: dict[str, list[CheckResult]] = {name: [] for name in ("", *everybody, "several hosts")}
-    for found in folded(diagnosis.findings):
-        groups[_group_of(found, everybody)].append(found)
+    for finding in folded(diagnosis.findings):
+        groups[_group_of(finding, everybody)].append(finding)
     for name, listed in groups.items():
         if listed:
-            ordered = sorted(listed, key=lambda found: ORDER.index(found.state))
+            ordered = sorted(listed, key=lambda finding: ORDER.index(finding.state))
             lines = [
                 line
-                for found in ordered
-                for line in _lines(found, "" if found.text in common else _whom(found, everybody))
+                for finding in ordered
+                for line in _lines(
+                    finding, "" if finding.text in common else _whom(finding, everybody)
+                )
             ]
             title = name or plural(len(everybody), "host")
             yield "\n".join([title, *lines])
 
 
-def _group_of(found: CheckResult, everybody: Sequence[str]) -> str:
-    if len(found.hosts) == 1:
-        return found.hosts[0]
-    if found.state == "ok" or set(found.hosts) >= set(everybody):
+def _group_of(finding: CheckResult, everybody: Sequence[str]) -> str:
+    if len(finding.hosts) == 1:
+        return finding.hosts[0]
+    if finding.state == "ok" or set(finding.hosts) >= set(everybody):
         return ""
     return "several hosts"
 
 
-def _lines(found: CheckResult, whom: str) -> Iterator[str]:
-    text = f"{found.text} on {whom}" if whom and found.state == "ok" else found.text
-    text = f"{text} ({whom})" if whom and found.state != "ok" else text
-    head = f"  {found.state:{_STATE}}{found.what:{_WHAT}}"
+def _lines(finding: CheckResult, whom: str) -> Iterator[str]:
+    text = f"{finding.text} on {whom}" if whom and finding.state == "ok" else finding.text
+    text = f"{text} ({whom})" if whom and finding.state != "ok" else text
+    head = f"  {finding.state:{_STATE}}{finding.what:{_WHAT}}"
     room = _WIDTH - len(head)
     first, *rest = wrapped(text, room) or [""]
     yield head + first
     yield from (" " * len(head) + line for line in rest)
 
 
-def _whom(found: CheckResult, everybody: Sequence[str]) -> str:
+def _whom(finding: CheckResult, everybody: Sequence[str]) -> str:
     """List the hosts that a finding is about; empty for one."""
-    if len(found.hosts) == 1:
+    if len(finding.hosts) == 1:
         return ""
-    if set(found.hosts) >= set(everybody) or (found.state == "ok" and len(found.hosts) > _NAMED):
-        return plural(len(found.hosts), "host")
-    return ", ".join(found.hosts)
+    if set(finding.hosts) >= set(everybody) or (
+        finding.state == "ok" and len(finding.hosts) > _NAMED
+    ):
+        return plural(len(finding.hosts), "host")
+    return ", ".join(finding.hosts)
 
 
 def _ways(diagnosis: Diagnosis) -> str:
@@ -74,8 +78,8 @@ def _ways(diagnosis: Diagnosis) -> str:
         return ""
     slow = slow_links(links)
     marks = (
-        {found.link for found in slow if found.share is not None},
-        {found.link for found in slow if found.times is not None},
+        {each.link for each in slow if each.share is not None},
+        {each.link for each in slow if each.times is not None},
     )
     hosts = [h for h in diagnosis.hosts if any(h in (k.source, k.target) for k in links)]
     if len(hosts) <= _MAX_COLUMNS:
@@ -138,7 +142,7 @@ def _mark(link: HostLink, marked: set[HostLink]) -> str:
 
 
 def _summary(diagnosis: Diagnosis) -> str:
-    states = [found.state for found in folded(diagnosis.findings)]
+    states = [finding.state for finding in folded(diagnosis.findings)]
     faults, warnings = states.count("fault"), states.count("warning")
     if not faults and not warnings:
         return "All is well."

@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol, final
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.errors import InfrastructureError
 from paceline.launch.ssh.agent import DESCRIPTOR_VARIABLE, PARENT_VARIABLE
 from paceline.launch.ssh.connection import RemoteProcess
@@ -73,7 +73,7 @@ class LocalLine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={**surroundings(), **own},
+                env={**read_environment(), **own},
                 pass_fds=(writing,),
                 start_new_session=True,  # Ctrl-C is for the doctor, which ends it
             )

@@ -14,7 +14,7 @@ ALIGNMENT = 16
 """Elements to which a worker's slice is rounded up: 64 bytes of fp32."""
 FIRST_BYTES = 1 << 20
 """The bucket that is complete first; a small one starts the exchange early (DDP has the same)."""
-MOST_BYTES = 25 << 20
+MAX_BYTES = 25 << 20
 """DDP's bucket size."""
 SLICE_BYTES = 40 << 10
 """What one worker sends another of a full bucket, at least, for each worker that there is: every
@@ -30,7 +30,7 @@ WITHIN_NODE = 4
 costs about 0.4 ms of a core's time with Gloo, and there is little to hide."""
 
 
-LEAST_BYTES_WITHIN_NODE = 1 << 20
+MIN_BYTES_WITHIN_NODE = 1 << 20
 """Below this a bucket's words cost more than its additions."""
 
 
@@ -83,8 +83,8 @@ class Bucket:
         self._strides = [torch.empty_like(p, device="meta").stride() for _, p in chosen]
 
     def take(self) -> Flat:
-        """Lend a buffer."""
-        # The pool grows only when all of it is lent; views keep the parameters' shapes and strides.
+        """Take a buffer that is not in use."""
+        # The pool grows only when all of it is in use. Views have the parameters' strides.
         if not self._free:
             self._hold(torch.zeros(self.size, dtype=self.dtype, device=self.device))
         return self._free.pop()
@@ -140,7 +140,7 @@ class Bucket:
     def begin(self) -> None:
         """Take all buffers back that the last step has used."""
         self.tree.clear()
-        self._free = self._every[::-1]  # in the same order, so that each is lent for the same again
+        self._free = self._every[::-1]  # in the same order: each has the same use again
         self.is_ready = False
 
     def free(self) -> None:
@@ -244,8 +244,8 @@ def bucket_bytes(total: int, slices: int, peers: int, *, by_memory: bool) -> int
         by_memory: Whether a node's workers share it, or no network is in between at all.
     """
     parts = WITHIN_NODE if by_memory else BETWEEN_NODES
-    least = LEAST_BYTES_WITHIN_NODE if by_memory else 0
-    return min(MOST_BYTES, max(slices * peers * SLICE_BYTES, total // parts, least))
+    least = MIN_BYTES_WITHIN_NODE if by_memory else 0
+    return min(MAX_BYTES, max(slices * peers * SLICE_BYTES, total // parts, least))
 
 
 def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Model buffers (BatchNorm's statistics), one set for each part of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -8,10 +9,38 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.distributed.device_copies import copy_all, fetch, send
+from paceline.gradient_sync.batchnorm import SyncBatchNorm
 
 _ROUNDING = 1e-4
 """Of a buffer's largest value: equal weights on other hardware differ by less, other samples by
 more."""
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Let a model run in the block without learning from what it sees, such as a stand-in.
+
+    Modules stay in the mode they are in, and return what they return in training. Only
+    normalization layers are put into evaluation mode, since a single sample may have no variance;
+    buffers that others have changed are put back. Local to the worker.
+    """
+    before = [
+        (module, key, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for key, buffer in module.named_buffers(recurse=False)
+    ]
+    norms = [m for m in model.modules() if isinstance(m, _NormBase | SyncBatchNorm) and m.training]
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
+        for module, key, buffer, values in before:  # changed in place, or replaced
+            with torch.no_grad():
+                buffer.copy_(values)
+            setattr(module, key, buffer)
 
 
 @final
@@ -120,8 +149,8 @@ class PartBuffers:
         for dtype in {b.dtype for b in live.values()}:
             chosen = mean if dtype.is_floating_point else rows[0]
             split[dtype] = _from_row(chosen, dtype).split(sizes)
-        found = {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
-        return found | {alias: found[name] for alias, name in self._aliases.items()}
+        views = {n: split[b.dtype][at].view(b.shape) for at, (n, b) in enumerate(live.items())}
+        return views | {alias: views[name] for alias, name in self._aliases.items()}
 
 
 def _places(model: nn.Module, *, with_integers: bool) -> dict[str, tuple[nn.Module, str]]:

@@ -21,7 +21,7 @@ from paceline.results.profile import STRETCH_S, Arrival, StepProfile
 
 FIRST_BYTES = 1 << 20
 """Bytes at which DistributedDataParallel closes its first bucket."""
-MOST_BYTES = 25 << 20
+MAX_BYTES = 25 << 20
 """Bytes at which it closes the others."""
 PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 8.0, "int8": 5.0, "average": 6.0}
 """Bytes that are read or written in memory for each byte of fp32, counted in the arithmetic: two
@@ -195,7 +195,7 @@ def choose_local(
     """
     base = method or SyncOptions(sync="local")
     set_delay = base.sync_delay
-    best, found = base, 0.0
+    best, best_ratio = base, 0.0
     # From few local steps to many: the first that reaches the target.
     for every in _EVERY if set_delay is None else (n for n in _EVERY if n > set_delay):
         delay = every // 2 if set_delay is None else set_delay
@@ -203,8 +203,8 @@ def choose_local(
         reached = efficiency(compute, tried, cluster, machine)
         if reached >= target:
             return tried
-        if reached > found:
-            best, found = tried, reached
+        if reached > best_ratio:
+            best, best_ratio = tried, reached
     return best
 
 
@@ -217,7 +217,7 @@ def buckets(gradients: Sequence[Arrival], most: int | None = None) -> list[Arriv
         gradients: In the order in which the backward pass makes them.
         most: Bytes at which every bucket is closed. Default: 1 MiB for the first, then 25 MiB.
     """
-    first, others = (most, most) if most else (FIRST_BYTES, MOST_BYTES)
+    first, others = (most, most) if most else (FIRST_BYTES, MAX_BYTES)
     groups = _grouped(gradients, first, others)
     done = [Arrival(at_s=group[-1].at_s, bytes=sum(a.bytes for a in group)) for group in groups]
     return [bucket for bucket in done if bucket.bytes]
@@ -377,7 +377,7 @@ def _arrivals(profile: StepProfile) -> tuple[Arrival, ...]:
     if profile.gradients:
         return profile.gradients
     total, backward_s = profile.gradient_bytes or profile.parameter_bytes, profile.parts.backward
-    pieces = max(1, round(total / MOST_BYTES))
+    pieces = max(1, round(total / MAX_BYTES))
     return tuple(
         Arrival(at_s=backward_s * (piece + 1) / pieces, bytes=total // pieces)
         for piece in range(pieces)

@@ -109,7 +109,7 @@ class NodeAverage:
         return {
             name: view
             for named in left
-            for name, view in zip(named.names, _sum_of(named.bucket), strict=True)
+            for name, view in zip(named.names, named.bucket.tree.values[0].views, strict=True)
         }
 
     def release(self) -> None:
@@ -137,7 +137,3 @@ class NodeAverage:
             _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)
             for bucket in layout.buckets
         ]
-
-
-def _sum_of(bucket: Bucket) -> Sequence[Tensor]:
-    return bucket.tree.values[0].views

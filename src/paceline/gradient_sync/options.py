@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.registry import describe_choices, sync_methods
-from paceline.options.fields import LARGEST_NUMBER, OptionValue
+from paceline.options.fields import LARGEST_NUMBER, OptionValue, check_at_least
 
 if TYPE_CHECKING:
     SyncMethod = str  # a checker can't know which packages are installed
@@ -67,10 +67,8 @@ class SyncOptions:
         Raises:
             UsageError: A value is out of range; the message says which.
         """
-        for name in ("powersgd_rank", "sync_every", "sync_parts"):
-            _at_least(1, name, getattr(self, name))
-        _at_least(0, "sync_warmup_steps", self.sync_warmup_steps)
-        _at_least(0, "sync_delay", self.sync_delay)
+        check_at_least(self, powersgd_rank=1, sync_every=1, sync_parts=1)
+        check_at_least(self, sync_warmup_steps=0, sync_delay=0)
         if self.sync_delay is not None and self.sync_delay >= self.sync_every:
             raise UsageError(
                 f"--sync-delay {self.sync_delay} must be below --sync-every {self.sync_every}: an "
@@ -89,11 +87,6 @@ class SyncOptions:
     def delay(self) -> int:
         """Steps that an average may take without holding up the training."""
         return self.sync_every // 2 if self.sync_delay is None else self.sync_delay
-
-
-def _at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
-        raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
 
 
 def without_other_methods(

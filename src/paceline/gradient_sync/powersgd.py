@@ -22,7 +22,7 @@ from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.options import POWERSGD_BUCKETS
 from paceline.gradient_sync.ordered.exchange import another_group
 
-_LEAST_GAIN = 2
+_MIN_GAIN = 2
 """A matrix is left as it is unless this takes fewer bytes by more than this factor."""
 
 
@@ -258,7 +258,7 @@ class PowerSGD:
         rows = max(1, tensor.shape[0])
         columns = tensor.numel() // rows
         kept = min(rows, columns, self._rank)
-        return kept if (rows + columns) * kept * _LEAST_GAIN < rows * columns else 0
+        return kept if (rows + columns) * kept * _MIN_GAIN < rows * columns else 0
 
     def _sent_bytes(self, tensor: Tensor) -> int:
         kept = self._columns(tensor)

@@ -108,14 +108,14 @@ def _row(parameters: Mapping[str, Tensor], rates: Mapping[str, float]) -> Tensor
 
 def _rates(optimizers: Sequence[Optimizer]) -> dict[str, float]:
     """Name the learning rates of all groups of parameters."""
-    found = {}
+    rates = {}
     for number, optimizer in enumerate(optimizers):
         for place, group in enumerate(optimizer.param_groups):
             which = f"optimizer {number}, " if len(optimizers) > 1 else ""
             which += f"group {place}" if len(optimizer.param_groups) > 1 else ""
             name = f"learning rate ({which.rstrip(', ')})" if which else "learning rate"
-            found[name] = float(group.get("lr", 0.0))
-    return found
+            rates[name] = float(group.get("lr", 0.0))
+    return rates
 
 
 def _message(

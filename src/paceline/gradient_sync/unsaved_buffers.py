@@ -72,12 +72,12 @@ class _Kept:
 
 def _hidden(models: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, nn.Module, str]]:
     """Name the buffers that aren't in the models' state, with the module that holds them."""
-    found = {}
+    buffers = {}
     for prefix, model in models.items():
         saved = model.state_dict(keep_vars=True)
         for name, buffer in model.named_buffers():
             if name not in saved or buffer.is_complex():
                 path, _, key = name.rpartition(".")
                 full = name if len(models) == 1 else f"{prefix}.{name}"
-                found[full] = (buffer, model.get_submodule(path), key)
-    return found
+                buffers[full] = (buffer, model.get_submodule(path), key)
+    return buffers

@@ -128,8 +128,8 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
 
 def permission_named(text: str) -> str | None:
     """Find the permission that AWS says is missing, such as `ec2:RunInstances`."""
-    found = _PERMISSION.search(text)
-    return found[1] if found else None
+    match = _PERMISSION.search(text)
+    return match[1] if match else None
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
+from paceline.options.fields import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,7 @@ class ClusterOptions:
         Raises:
             UsageError: A count is out of range, or the time limit can't be read.
         """
-        for name, least in (("nodes", 1), ("gpus_per_node", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {value}; it must be at least {least}")
+        check_at_least(self, nodes=1, gpus_per_node=0)
         if self.time_limit is not None:
             parse_duration_s(self.time_limit, "--time-limit")
 

@@ -104,7 +104,7 @@ class _Following:
         if self._stop_requests == 2:
             return self._job.cancel()
         if self._stop_requests == 1:
-            self._say(
+            self._print_line(
                 f"Stopping {self._job.name}: it may write a snapshot first. "
                 "A second signal doesn't wait for that"
             )
@@ -124,7 +124,7 @@ class _Following:
             if now_s < self._polled_s + self._job.poll_s:
                 return None
             self._polled_s = now_s
-            found = self._job.poll()
+            state = self._job.poll()
         except JobLostError:
             raise
         except InfrastructureError as error:
@@ -133,10 +133,10 @@ class _Following:
         # The cluster has answered: its patience starts anew.
         self._answered_s = now_s
         # Ended, or still running and perhaps later than a stop allows.
-        if isinstance(found, Outcome):
+        if isinstance(state, Outcome):
             self._show_rest()
-            return found
-        self._say(found)
+            return state
+        self._print_line(state)
         if now_s > self._stop_by_s:
             raise self._job.lost(f"it hasn't stopped within {self._job.stop_limit_s:g} s")
         return None
@@ -150,7 +150,7 @@ class _Following:
         silent_s = time.monotonic() - self._answered_s
         if silent_s > self._job.patience_s or self._stop_requests > 1:
             raise self._job.lost(str(error)) from error
-        self._say(str(error))
+        self._print_line(str(error))
 
     def _show_rest(self) -> None:
         """Show what comes after the job's end; a further signal doesn't wait for it."""
@@ -164,7 +164,7 @@ class _Following:
                 if not text:
                     time.sleep(LOOK_S)
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         """Say something on standard error, once until something else is said."""
         if text and text != self._last_status:
             self._last_status = text

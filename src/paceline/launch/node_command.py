@@ -98,10 +98,10 @@ def exit_code_of_nodes(codes: Iterable[int | None]) -> int:
         codes: Of the nodes, of all attempts; None where one isn't known.
     """
     # Done only if all nodes say so: one that is unknown counts as an infrastructure failure.
-    found = set(codes)
-    if found == {0}:
+    distinct = set(codes)
+    if distinct == {0}:
         return ExitCode.DONE
-    return next((int(code) for code in _BY_WEIGHT if code in found), ExitCode.INFRASTRUCTURE)
+    return next((int(code) for code in _BY_WEIGHT if code in distinct), ExitCode.INFRASTRUCTURE)
 
 
 def _has(command: Sequence[str], flag: str) -> bool:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 from paceline.errors import UsageError
 from paceline.launch.registry import PLACES, launcher_names
 from paceline.launch.worker_count import check_count
-from paceline.options.durations import MOST_WAIT_S
+from paceline.options.durations import MAX_WAIT_S
+from paceline.options.fields import check_at_least
 
 if TYPE_CHECKING:
     On = str
@@ -55,20 +56,16 @@ class LaunchOptions:
         Raises:
             UsageError: A count is out of range.
         """
-        for name, least in (("workers", 1), ("threads", 1), ("max_restarts", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} is {value}; it must be at least {least}")
+        check_at_least(self, workers=1, threads=1, max_restarts=0)
         if self.workers is not None:
             check_count(self.workers)
-        if self.stop_grace_s is not None and not 0 < self.stop_grace_s <= MOST_WAIT_S:
+        if self.stop_grace_s is not None and not 0 < self.stop_grace_s <= MAX_WAIT_S:
             raise UsageError(
                 f"--stop-grace-s is {self.stop_grace_s}; it must be a number of seconds over 0, at "
-                f"most {MOST_WAIT_S:,.0f}"
+                f"most {MAX_WAIT_S:,.0f}"
             )
-        if self.hang_after_s is not None and not 0 <= self.hang_after_s <= MOST_WAIT_S:
+        if self.hang_after_s is not None and not 0 <= self.hang_after_s <= MAX_WAIT_S:
             raise UsageError(
                 f"--hang-after-s is {self.hang_after_s}; it must be a number of seconds, at most "
-                f"{MOST_WAIT_S:,.0f}, or 0 to switch it off"
+                f"{MAX_WAIT_S:,.0f}, or 0 to switch it off"
             )

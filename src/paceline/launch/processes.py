@@ -68,7 +68,7 @@ class WorkerSupervisor:
         workers: Mapping[int, Worker],
         delivered: Callable[[int], bool],
         read: Callable[[], Iterable[Reading]] = tuple,
-        say: Callable[[str], None] = lambda line: None,
+        print_line: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Start watching.
 
@@ -76,13 +76,13 @@ class WorkerSupervisor:
             workers: By rank.
             delivered: Whether the worker of this rank delivered its result.
             read: Reads the workers' notes.
-            say: Tells the user what a stop waits for, on the thread.
+            print_line: Tells the user what a stop waits for, on the thread.
         """
         self._processes = {rank: find_process(worker.pid) for rank, worker in workers.items()}
         self._sentinels = {worker.sentinel: rank for rank, worker in workers.items()}
         self._delivered = delivered
         self._read = read
-        self._say = say
+        self._print_line = print_line
         self._deadline_s = self._stop_by_s = _NEVER_S
         self._stop_request: tuple[float, StopGrace] | None = None
         self._exit_by_s = _NEVER_S
@@ -184,7 +184,7 @@ class WorkerSupervisor:
         left_s = self._stop_by_s - time.monotonic()
         begun = any(reading.step is not None for reading in readings)
         if begun and left_s > 0 and self._stop_by_s > before_s:
-            self._say(stopping_line(left_s, is_late=is_late))
+            self._print_line(stopping_line(left_s, is_late=is_late))
 
     def _kill_all(self) -> None:
         for rank, process in self._processes.items():
@@ -216,11 +216,11 @@ def reap(spared: set[int], server: int = 0) -> None:
 
 def _started_by(parents: set[int]) -> set[int]:
     """List the descendants of these processes."""
-    found = set()
+    pids = set()
     for pid in parents:
         with suppress(psutil.NoSuchProcess):
-            found |= {process.pid for process in psutil.Process(pid).children(recursive=True)}
-    return found
+            pids |= {process.pid for process in psutil.Process(pid).children(recursive=True)}
+    return pids
 
 
 def find_process(pid: int) -> psutil.Process | None:

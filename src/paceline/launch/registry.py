@@ -28,8 +28,8 @@ class LauncherEntry:
 
     def options_class(self) -> type:
         """Import the dataclass of options."""
-        found: type = imported(self.options)
-        return found
+        options: type = imported(self.options)
+        return options
 
     def make(self, options: object) -> Launcher:
         """Import the launcher, and make one."""

@@ -10,7 +10,7 @@ from paceline.launch.watchdog.hang_detector import HangLimits
 
 STOP_S = 3.5
 """From a request to stop until workers are killed, at least."""
-MOST_STOP_S = 120.0
+MAX_STOP_S = 120.0
 """And at most, however long steps and snapshots take."""
 
 
@@ -31,7 +31,7 @@ class StopGrace:
     """How long workers have from a request to stop until they are killed."""
 
     least_s: float = STOP_S
-    most_s: float = MOST_STOP_S
+    most_s: float = MAX_STOP_S
 
     def for_workers(self, workers: Iterable[StoppingWorker], *, is_late: bool = False) -> float:
         """Compute it from what the workers need.

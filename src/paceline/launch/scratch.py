@@ -81,11 +81,11 @@ def _base() -> Path | None:
     path = Path(top, f"paceline-{os.geteuid()}")
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    return path if private and found.st_uid == os.geteuid() else None
+    private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+    return path if private and status.st_uid == os.geteuid() else None
 
 
 def _claim(base: Path | None) -> tuple[Path, tuple[int, int]] | None:

@@ -141,16 +141,16 @@ class Interrupts:
     """Receives the signals of one launch; the main thread's alone."""
 
     def __init__(
-        self, grace: StopGrace | None = None, say: Callable[[str], None] = lambda line: None
+        self, grace: StopGrace | None = None, print_line: Callable[[str], None] = lambda line: None
     ) -> None:
         """Prepare.
 
         Args:
             grace: How long those that a signal is passed on to may take to stop.
-            say: Tells the user what is waited for then; any thread may call it.
+            print_line: Tells the user what is waited for then; any thread may call it.
         """
         self._grace = grace or StopGrace()
-        self.say = say
+        self.print_line = print_line
         self._first_s: float | None = None
         self._workers: Stoppable | None = None
         self._starting = False

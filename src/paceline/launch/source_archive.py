@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from paceline.errors import UsageError
 
-MOST_BYTES = 500 * 2**20
+MAX_BYTES = 500 * 2**20
 _LISTING_S = 60.0
 _NEVER = frozenset({"runs", "__pycache__", "node_modules"})
 _SECRET = frozenset({".env", ".netrc", ".pypirc", ".git-credentials"})
@@ -43,7 +43,7 @@ def pack(directory: Path, files: Sequence[PurePosixPath]) -> bytes:
     ):
         for path in files:
             archive.add(directory / path, arcname=str(path), recursive=False, filter=_plain)
-            if packed.tell() > MOST_BYTES:
+            if packed.tell() > MAX_BYTES:
                 raise UsageError(_too_much(directory, files))
     return packed.getvalue()
 
@@ -90,6 +90,6 @@ def _too_much(directory: Path, files: Sequence[PurePosixPath]) -> str:
     sizes = sorted(((directory / path).stat().st_size, str(path)) for path in files)
     largest = ", ".join(f"{path} ({size / 2**20:.0f} MB)" for size, path in sizes[:-4:-1])
     return (
-        f"the code in {directory} is more than {MOST_BYTES // 2**20} MB: {largest}. Have git "
+        f"the code in {directory} is more than {MAX_BYTES // 2**20} MB: {largest}. Have git "
         "ignore data, and put it into S3"
     )

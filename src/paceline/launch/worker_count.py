@@ -6,7 +6,7 @@ import resource
 from paceline.errors import UsageError
 from paceline.options.quantities import parse_count
 
-MOST_WORKERS = 124
+MAX_WORKERS = 124
 """Workers of one machine. Torch's elastic agent hands each both ends of every worker's result pipe,
 by way of Python's fork server, which adds four descriptors; Linux passes 253 (SCM_MAX_FD)."""
 _FILES_PER_WORKER, _FILES = 12, 200
@@ -49,9 +49,9 @@ def check_count(workers: int) -> None:
     Raises:
         UsageError: There are; the message says why, and how many it can.
     """
-    if workers > MOST_WORKERS:
+    if workers > MAX_WORKERS:
         raise UsageError(
-            f"--workers {workers} is more than one machine can start: at most {MOST_WORKERS}, "
+            f"--workers {workers} is more than one machine can start: at most {MAX_WORKERS}, "
             "since each is handed the pipes of all, and a process can be handed 253 files. More "
             "workers than CPU cores gain no speed. For more machines give --hosts"
         )

@@ -70,10 +70,10 @@ def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> 
 
 
 def _load(entry: OptimizerEntry) -> Callable[..., Optimizer]:
-    found = getattr(import_module(entry.module), entry.class_name)
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    kind = getattr(import_module(entry.module), entry.class_name)
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
         raise TypeError(f"{entry.module}.{entry.class_name} isn't an optimizer class")
-    return found
+    return kind
 
 
 def _check_keywords(

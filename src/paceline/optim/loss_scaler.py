@@ -41,14 +41,14 @@ class LossScaler(torch.amp.GradScaler):
     def _maybe_opt_step(
         self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        found: Mapping[torch.device, Tensor] = optimizer_state["found_inf_per_device"]
+        flags: Mapping[torch.device, Tensor] = optimizer_state["found_inf_per_device"]
         entry = _entry_of(optimizer)
-        if entry is not None and len(found) == 1 and has_fused(next(iter(found))):
+        if entry is not None and len(flags) == 1 and has_fused(next(iter(flags))):
             steps = self._steps.get(optimizer)
             if steps is None:
                 steps = self._steps[optimizer] = _UndoableSteps(optimizer, entry)
             if _has_plain_step(optimizer):
-                return steps.take(next(iter(found.values())))
+                return steps.take(next(iter(flags.values())))
             steps.settle()
         return super()._maybe_opt_step(optimizer, optimizer_state, *args, **kwargs)
 

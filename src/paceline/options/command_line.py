@@ -162,14 +162,14 @@ def read_options(
 
 def _joined(tokens: Sequence[str]) -> list[str]:
     """Join values to their options that begin with a dash and have a space: no option has one."""
-    found: list[str] = []
+    words: list[str] = []
     for token in tokens:
         is_value = token.startswith("-") and len(token.partition("=")[0].split()) > 1
-        if is_value and found and found[-1].startswith("--") and "=" not in found[-1]:
-            found[-1] += f"={token}"
+        if is_value and words and words[-1].startswith("--") and "=" not in words[-1]:
+            words[-1] += f"={token}"
         else:
-            found.append(token)
-    return found
+            words.append(token)
+    return words
 
 
 def _read_file(
@@ -188,8 +188,8 @@ def _read_file(
     for line in idle:
         note(f"{line} has no effect on {' '.join(app.name)}, which settles it")
     # What the command line or the environment has given counts before the file.
-    found = check_config(config, options)
-    for name, (where, parts) in found.items():
+    settings = check_config(config, options)
+    for name, (where, parts) in settings.items():
         if by_name[name].tokens:
             continue
         for place, part in enumerate(parts):
@@ -470,6 +470,7 @@ def show_help(
     listed = list(options)
     if LIST_OPTIONS in tokens:
         raise HelpShown(*listed)
+    # In short only where that leaves something out: the end of the help then says what.
     basic = [replace(o, help=o.summary if o.is_own else o.help) for o in listed if o.is_basic]
     is_short = _HELP_ALL not in tokens and len(basic) < len(listed)
     shown = basic if is_short else listed

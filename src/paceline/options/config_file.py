@@ -64,10 +64,10 @@ class ConfigFile:
     def where(self, name: str) -> str:
         """Say where a name stands, as compilers do: `job.toml:3`."""
         pattern = rf"""^\s*\[?["']?{re.escape(name)}["']?\s*[=:\].]"""
-        found = re.search(pattern, self.text, re.MULTILINE)
-        line = self.text.count("\n", 0, found.start()) + 1 if found else 1
-        if found:  # the pattern may have begun with the end of lines before
-            line += found[0].count("\n")
+        match = re.search(pattern, self.text, re.MULTILINE)
+        line = self.text.count("\n", 0, match.start()) + 1 if match else 1
+        if match:  # the pattern may have begun with the end of lines before
+            line += match[0].count("\n")
         return f"{self.path}:{line}"
 
 
@@ -90,10 +90,10 @@ def read_config(path: str) -> ConfigFile:
     except (OSError, ValueError) as error:
         raise UsageError(f"--config {file} can't be read: {why_unreadable(error)}") from error
     recipe = content.pop(_RECIPE, None)
-    found = ConfigFile(path=file, values=content, text=text, recipe=cast("str | None", recipe))
+    config = ConfigFile(path=file, values=content, text=text, recipe=cast("str | None", recipe))
     if not isinstance(recipe, str | None):
-        raise UsageError(f"{found.where(_RECIPE)}: recipe is {describe_json(recipe)}, not text")
-    return found
+        raise UsageError(f"{config.where(_RECIPE)}: recipe is {describe_json(recipe)}, not text")
+    return config
 
 
 def _of_run(file: Path, text: str) -> ConfigFile:
@@ -105,14 +105,14 @@ def _of_run(file: Path, text: str) -> ConfigFile:
     derived = content.get("derived")
     if isinstance(derived, dict) and derived.get("global_batch"):
         kept |= {"global_batch": derived["global_batch"], "batch_per_worker": None}
-    found = ConfigFile(path=file, values=kept | arguments, text=text, is_run=True)
+    config = ConfigFile(path=file, values=kept | arguments, text=text, is_run=True)
     named, reference = str(content.get("recipe")), str(content.get("reference"))
     if content.get("kind", "recipe") == "recipe":
         # A file's is its whole path: it may be named from another directory.
-        return replace(found, recipe=reference if ":" in named else named)
+        return replace(config, recipe=reference if ":" in named else named)
     own = content.get("script_args")
     words = tuple(map(str, own)) if isinstance(own, list) else ()
-    return replace(found, script=reference, script_args=words)
+    return replace(config, script=reference, script_args=words)
 
 
 def without_settled(
@@ -160,23 +160,23 @@ def check_config(
     """
     listed = {option.name: option for option in options}
     names = {n: own for own, every in accepted_names(listed.values()).items() for n in every}
-    found: dict[str, tuple[str, Sequence[str]]] = {}
+    settings: dict[str, tuple[str, Sequence[str]]] = {}
     for name, value in config.values.items():
         own = names.get(name.replace("-", "_"))
         if own is None and config.script is not None:
             continue  # what only recipes have: it stands there with its default
         if own is None or own in (CONFIG.name, PRINT_CONFIG.name):
             raise UsageError(f"{config.where(name)}: {_unknown(name, value, names)}")
-        if own in found:
-            raise UsageError(f"{config.where(name)}: {name} is given before: {found[own][0]}")
+        if own in settings:
+            raise UsageError(f"{config.where(name)}: {name} is given before: {settings[own][0]}")
         option = listed[own]
         if config.is_run and _as_tuple(value) == option.default:
             continue
         try:
-            found[own] = (config.where(name), _words_of(value, option))
+            settings[own] = (config.where(name), _words_of(value, option))
         except ValueError as error:
             raise UsageError(f"{config.where(name)}: {name} is {error}") from None
-    return found
+    return settings
 
 
 def _unknown(name: str, value: object, names: Mapping[str, str]) -> str:

@@ -5,9 +5,9 @@ from functools import cache
 
 from paceline.errors import UsageError
 
-LEAST_S, MOST_S = 1e-3, 9999 * 86400.0
+MIN_S, MAX_S = 1e-3, 9999 * 86400.0
 """What clocks, dates and other programs can be asked to wait for."""
-MOST_WAIT_S = 864_000.0
+MAX_WAIT_S = 864_000.0
 """Ten days, the most that a wait may take: sockets count milliseconds in 32 bits, which is 24."""
 _UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
@@ -37,9 +37,9 @@ def parse_duration_s(text: str, option: str = "") -> float:
         except ValueError:
             total_s = 0.0
     if not 0.0 < total_s < float("inf"):
-        found = f"{option} is {text!r}, not a duration" if option else f"not a duration: {text!r}"
-        raise UsageError(f"{found}. Write for example 90s, 45m, 2h or 1h30m; it must be above 0")
-    if not LEAST_S <= total_s <= MOST_S:
+        problem = f"{option} is {text!r}, not a duration" if option else f"not a duration: {text!r}"
+        raise UsageError(f"{problem}. Write for example 90s, 45m, 2h or 1h30m; it must be above 0")
+    if not MIN_S <= total_s <= MAX_S:
         named = f"{option} is {text!r}: it" if option else f"the duration {text!r}"
         raise UsageError(f"{named} should be from 1 ms to 9,999 days")
     return total_s

@@ -21,9 +21,9 @@ def imported(reference: str) -> Any:
 @cache
 def _installed() -> Mapping[str, Sequence[EntryPoint]]:
     """Read them once a process, by group: that looks at every installed package."""
-    found = entry_points()
-    ours = [group for group in found.groups if group.startswith("paceline.")]
-    return {group: sorted(found.select(group=group), key=lambda e: e.name) for group in ours}
+    points = entry_points()
+    ours = [group for group in points.groups if group.startswith("paceline.")]
+    return {group: sorted(points.select(group=group), key=lambda e: e.name) for group in ours}
 
 
 def added_names(group: str) -> list[str]:
@@ -50,14 +50,14 @@ def with_added(
     Raises:
         UsageError: One has a name that is taken, can't be imported, or is of another kind.
     """
-    found = dict(ours)
+    known = dict(ours)
     for point in _installed().get(group, ()):
         package = point.dist.name if point.dist else "a package"
         added = f"{package} adds {what.format(point.name)} ({point.value})"
-        if point.name in (*reserved, *found):
+        if point.name in (*reserved, *known):
             raise UsageError(f"{added}, which has a name that is taken: uninstall the package")
-        found[point.name] = _load(point, kind, added)
-    return found
+        known[point.name] = _load(point, kind, added)
+    return known
 
 
 def _load(point: EntryPoint, kind: type[Entry], added: str) -> Entry:

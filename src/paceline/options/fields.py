@@ -76,6 +76,22 @@ def flag(name: str) -> str:
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
+def check_at_least(options: object, **least: int) -> None:
+    """Check options that are whole numbers, where they are set.
+
+    Args:
+        options: A dataclass of options.
+        least: By the name of a field, the least that it may be.
+
+    Raises:
+        UsageError: One is below; the message names its flag.
+    """
+    for name, limit in least.items():
+        value = getattr(options, name)
+        if value is not None and value < limit:
+            raise UsageError(f"{flag(name)} is {value}: it must be at least {limit}")
+
+
 def with_dashes(tokens: Sequence[str]) -> list[str]:
     """Spell the options of a command line as `flag` does, whichever way they are typed.
 
@@ -85,8 +101,8 @@ def with_dashes(tokens: Sequence[str]) -> list[str]:
     end = list(tokens).index("--") if "--" in tokens else len(tokens)
     own: list[str] = []
     for token in tokens[:end]:
-        found = None if own and own[-1] in _FREE_TEXT else _TYPED.match(token)
-        name = found[0] if found else ""
+        match = None if own and own[-1] in _FREE_TEXT else _TYPED.match(token)
+        name = match[0] if match else ""
         own.append(name.replace("_", "-") + token[len(name) :])
     return [*own, *tokens[end:]]
 
@@ -373,11 +389,11 @@ def unknown_name(name: str, known: Iterable[str], what: str, all_in: str = "") -
     names = sorted(known)
     close = in_words([repr(match) for match in closest_names(name, names)], "or")
     hint = f" Did you mean {close}?" if close else ""
-    every = all_in if all_in and len(names) > _MOST_LISTED else f"Known: {', '.join(names)}"
+    every = all_in if all_in and len(names) > _MAX_LISTED else f"Known: {', '.join(names)}"
     return f"unknown {what} {name!r}.{hint} {every}" if names else f"unknown {what} {name!r}"
 
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 _LIKE = 0.75
 """Alike from here on, from 0 to 1: a slip or two in a word, and not another word of its length."""
 

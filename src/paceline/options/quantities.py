@@ -7,7 +7,7 @@ from paceline.errors import UsageError
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE | re.DOTALL)
 _COUNT = re.compile(r"[0-9]{1,12}")
-_MOST_THINGS = 1_000_000
+_MAX_THINGS = 1_000_000
 _SPEED = re.compile(r"([kmgt]?)(bit|bits|bps|b)(/s|ps)?", re.IGNORECASE)
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIMES_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -100,8 +100,8 @@ def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
         first, dots, last = word.strip().partition("..")
         size = parse_count(first)
         most = parse_count(last) if dots else size
-        if not size or most is None or max(size, most) > _MOST_THINGS:
-            wrong = "no whole number" if None in (size, most) else f"not from 1 to {_MOST_THINGS:,}"
+        if not size or most is None or max(size, most) > _MAX_THINGS:
+            wrong = "no whole number" if None in (size, most) else f"not from 1 to {_MAX_THINGS:,}"
             raise UsageError(
                 f"not numbers of {things}: {text!r}, where {word.strip()!r} is {wrong}. Write for "
                 "example 1,2,4,8 or 2..1024"

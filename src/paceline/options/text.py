@@ -16,7 +16,7 @@ _UNPRINTABLE = re.compile(
 )
 _LONG_WORD = re.compile(r"\S{400,}")
 _KEPT = 100
-_MOST_OF_ERROR = 200
+_MAX_ERROR_CHARACTERS = 200
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
 _COMMAND = re.compile(
     r"paceline [a-z]+(?: [a-z]\w*(?= --))?"
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(_escaped, text)
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print to stderr, at once; a stderr that is gone costs nothing but the text."""
     with suppress(OSError):
         print(fitting(printable(text), sys.stderr), file=sys.stderr, flush=True)
@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 def shortened(text: str) -> str:
     """Cut words of 400 characters and more, such as a number of 5,000 digits."""
-    return _LONG_WORD.sub(lambda found: f"{found[0][:_KEPT]}… ({len(found[0]):,} characters)", text)
+    return _LONG_WORD.sub(lambda match: f"{match[0][:_KEPT]}… ({len(match[0]):,} characters)", text)
 
 
 def clause(said: object) -> str:
@@ -57,7 +57,7 @@ def clause(said: object) -> str:
 def in_brief(error: BaseException) -> str:
     """Write an error's type and the beginning of what it says, in a line."""
     first = clause(str(error).strip().partition("\n")[0])
-    return shorten(f"{type(error).__name__}: {first}", _MOST_OF_ERROR, placeholder=" ...")
+    return shorten(f"{type(error).__name__}: {first}", _MAX_ERROR_CHARACTERS, placeholder=" ...")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
@@ -72,7 +72,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """
     room = width - len(indent)
     whole = _COMMAND.sub(
-        lambda found: found[0].replace(" ", "\u00a0") if len(found[0]) < room else found[0],
+        lambda match: match[0].replace(" ", "\u00a0") if len(match[0]) < room else match[0],
         text.replace(" %", "\u00a0%"),
     )
     lines = wrap(
@@ -200,8 +200,8 @@ def _parts(cell: str, column: int, row: int, left: Container[int]) -> Sequence[s
     return cell.split() or [""] if column in left or row == 0 else [cell]
 
 
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # as Python keeps a byte that it can't decode
         return f"\\x{code - 0xDC00:02x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

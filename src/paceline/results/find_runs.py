@@ -16,7 +16,7 @@ from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.results.run_notes import RunNotes
 from paceline.results.study import STUDY_JSON, TUNE_JSON
 
-MOST_LEVELS, MOST_FOLDERS = 6, 20_000
+MAX_LEVELS, MAX_FOLDERS = 6, 20_000
 """How deep and how far is looked: a folder of data, given by mistake, mustn't take minutes."""
 
 _STARTED = re.compile(r"-\d{8}-\d{6}(-\d+)?$")
@@ -44,19 +44,19 @@ def find_runs(root: Path) -> FoundRuns:
     Args:
         root: The folder; nothing is found where it doesn't exist.
     """
-    found, seen = [], 0
+    runs, seen = [], 0
     waiting = deque([(root, 0)])
     whole = True
     while waiting:
         folder, level = waiting.popleft()
         seen += 1
         if is_run(folder):
-            found.append(RunDirectory.named(folder))
-        elif level == MOST_LEVELS or seen + len(waiting) > MOST_FOLDERS:
+            runs.append(RunDirectory.named(folder))
+        elif level == MAX_LEVELS or seen + len(waiting) > MAX_FOLDERS:
             whole = whole and not any(_folders(folder))
         else:
             waiting.extend((inner, level + 1) for inner in _folders(folder))
-    return FoundRuns(runs=tuple(sorted(found, key=lambda run: run.path)), whole=whole)
+    return FoundRuns(runs=tuple(sorted(runs, key=lambda run: run.path)), whole=whole)
 
 
 def choose_run(given: str) -> RunDirectory:
@@ -76,10 +76,10 @@ def choose_run(given: str) -> RunDirectory:
     if not _is_missing(run.path):
         return run
     # Not a directory: a name, as it is listed below runs/.
-    names = {found: _names(found, usual) for found in find_runs(usual).runs}
-    same = [found for found in names if given in names[found]]
+    names = {each: _names(each, usual) for each in find_runs(usual).runs}
+    same = [each for each in names if given in names[each]]
     if len(same) > 1:
-        paths = ", ".join(str(found.path) for found in same)
+        paths = ", ".join(str(each.path) for each in same)
         raise UsageError(f"{len(same)} runs are called {given!r}: {paths}. Name the directory")
     if same:
         return same[0]

@@ -170,9 +170,9 @@ def best_row(table: Metrics, best_by: str) -> int | None:
     position = None
     pairs = zip(table.column("val_loss"), table.column("val_accuracy"), strict=True)
     for place, (loss, accuracy) in enumerate(pairs):
-        found = (None if math.isnan(loss) else loss, None if math.isnan(accuracy) else accuracy)
-        if is_better(found, best, best_by):
-            position, best = place, found
+        figures = (None if math.isnan(loss) else loss, None if math.isnan(accuracy) else accuracy)
+        if is_better(figures, best, best_by):
+            position, best = place, figures
     return position
 
 
@@ -190,12 +190,12 @@ def start_table(
         saved: Their rows, as the snapshot has them; they count before those of the table.
         table: Which one it is.
     """
-    found = {key: row for row in read_table(path, table) if (key := int(row[table.key]))}
+    present = {key: row for row in read_table(path, table) if (key := int(row[table.key]))}
     known = {int(row[table.key]): row for row in saved if _has_key(row, table)}
     # The snapshot's rows count before the table's, which a crash may have damaged.
-    rebuilt = [key for key, row in known.items() if not _holds(found.get(key), row)]
+    rebuilt = [key for key, row in known.items() if not _holds(present.get(key), row)]
     # In order, and none of those that are trained again.
-    kept = dict(sorted((found | {key: known[key] for key in rebuilt}).items()))
+    kept = dict(sorted((present | {key: known[key] for key in rebuilt}).items()))
     rows = [row for key, row in kept.items() if key <= completed]
     write_atomic(path, _text(rows, _columns(rows, table), header=True).encode())
     return Begun(rebuilt=len(rebuilt), missing=max(0, completed - len(rows)))
@@ -333,7 +333,7 @@ def _cell(value: float | int | None) -> str:
 
 def _figure(value: str | None) -> float:
     try:
-        found = float(value or "nan")
+        number = float(value or "nan")
     except (TypeError, ValueError):
         return math.nan
-    return found if math.isfinite(found) else math.nan
+    return number if math.isfinite(number) else math.nan

@@ -131,8 +131,8 @@ class RunDirectory:
         Raises:
             UsageError: None can be made.
         """
-        if again and (found := self.claimed_by(starter)):
-            return found
+        if again and (claimed := self.claimed_by(starter)):
+            return claimed
         for run in self._numbered():
             try:
                 _make_directory(run.path, run.directory_mode)
@@ -147,14 +147,14 @@ class RunDirectory:
 
     def claimed_by(self, starter: str) -> "RunDirectory | None":
         """Give the newest directory of this name that a starter's first worker has claimed."""
-        found = None
+        claimed = None
         for run in self._numbered():
             if not run.path.is_dir():
-                return found
+                return claimed
             with suppress(OSError, ValueError):
                 if read_plain(run._claim_file) == starter.encode():
-                    found = run
-        return found
+                    claimed = run
+        return claimed
 
     def _numbered(self) -> Iterator["RunDirectory"]:
         yield self
@@ -345,7 +345,7 @@ class RunDirectory:
         """
         steps = (_SNAPSHOT.fullmatch(path.name) for path in self.snapshots.glob("step-*"))
         # Downwards: the first whose manifest is right is the newest.
-        for step in sorted((int(found[1]) for found in steps if found), reverse=True):
+        for step in sorted((int(match[1]) for match in steps if match), reverse=True):
             with suppress(OSError, ValueError):
                 manifest = self.snapshots / f"step-{step:012d}" / "manifest.json"
                 if read_json_object(manifest).get("step") == step:
@@ -544,8 +544,8 @@ def _check_run(content: Mapping[str, object]) -> None:
     """
     _refuse_foreign(content)
     if content.get("format", RUN_FORMAT) != RUN_FORMAT:
-        found = describe_json(content["format"])
-        raise ValueError(f"it has format {found}, and this Paceline reads {RUN_FORMAT}")
+        actual = describe_json(content["format"])
+        raise ValueError(f"it has format {actual}, and this Paceline reads {RUN_FORMAT}")
     if content.get("kind", "recipe") not in ("recipe", "script"):
         raise ValueError(f"kind is {describe_json(content['kind'])}; it is recipe or script")
     # Each part that is there has its type; lists have it in each item.

@@ -28,7 +28,7 @@ STUDY_JSON = "study.json"
 TUNE_JSON = "tune.json"
 Mode = Literal["weak", "strong"]
 
-_MOST = 1e15
+_MAX_VALUE = 1e15
 """A figure beyond it isn't one that was measured, and no picture could hold it."""
 
 
@@ -247,8 +247,8 @@ class Measured:
         try:
             content = read_json_object(path)
             profile = content.pop("profile")
-            found = None if profile is None else StepProfile.from_json(json.dumps(profile))
-            return cls(**check_types(cls, content), profile=found)
+            step_profile = None if profile is None else StepProfile.from_json(json.dumps(profile))
+            return cls(**check_types(cls, content), profile=step_profile)
         except (OSError, ValueError, KeyError):
             return None
 
@@ -308,9 +308,9 @@ def _check_sizes(sizes: object) -> None:
 
 
 def _sizes(record: JsonObject) -> tuple[SizeResult, ...]:
-    found = [_size(entry) for entry in entries(record, "sizes") if _positive(entry, "workers")]
-    methods = list(dict.fromkeys(size.method for size in found))
-    return tuple(sorted(found, key=lambda size: (size.workers, methods.index(size.method))))
+    sizes = [_size(entry) for entry in entries(record, "sizes") if _positive(entry, "workers")]
+    methods = list(dict.fromkeys(size.method for size in sizes))
+    return tuple(sorted(sizes, key=lambda size: (size.workers, methods.index(size.method))))
 
 
 def _size(entry: JsonObject) -> SizeResult:
@@ -394,8 +394,8 @@ def _curve_point(entry: JsonObject) -> CurvePoint:
 def _prediction(entry: JsonObject) -> Prediction | None:
     methods: dict[str, tuple[PredictedSize, ...]] = {}
     for method in entries(entry, "methods"):
-        found = (_predicted_size(size) for size in entries(method, "sizes"))
-        sizes = sorted((size for size in found if size), key=lambda size: size.workers)
+        predicted = map(_predicted_size, entries(method, "sizes"))
+        sizes = sorted((size for size in predicted if size), key=lambda size: size.workers)
         name = text(method, "method") or "allreduce"
         if name in methods:  # The same with other options.
             name = text(method, "label") or name
@@ -440,4 +440,4 @@ def _not_negative(entry: JsonObject, name: str) -> float | None:
 
 def _figure(entry: JsonObject, name: str) -> float | None:
     value = number(entry, name)
-    return value if value is not None and abs(value) <= _MOST else None
+    return value if value is not None and abs(value) <= _MAX_VALUE else None

@@ -21,7 +21,7 @@ from paceline.checkpoint.remote.process import (
 from paceline.checkpoint.remote.record import CopyRecord
 from paceline.errors import InfrastructureError, UsageError
 from paceline.options.shell import command_line
-from paceline.options.text import printable, say
+from paceline.options.text import print_stderr, printable
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Launch
 from paceline.runtime.write_report import CutShortError, cut_short_by_signals
@@ -114,7 +114,9 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
         with cut_short_by_signals():
             reply = process.wait(("finished",), min(limit_s, _SAY_AFTER_S))
             if reply is None and limit_s > _SAY_AFTER_S:
-                say(f"Copying what is left to {url}, for at most {limit_s:g} s (Ctrl-C ends it)")
+                print_stderr(
+                    f"Copying what is left to {url}, for at most {limit_s:g} s (Ctrl-C ends it)"
+                )
                 reply = process.wait(("finished",), limit_s - _SAY_AFTER_S)
     except CutShortError:
         cut_short = True
@@ -130,7 +132,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
     if record.last_failure is not None:
         why = f"the last failure: {record.last_failure}"
     newest = f"step {record.newest_step}" if record.newest_step >= 0 else "none"
-    say(
+    print_stderr(
         f"paceline: not everything is copied to {url} ({why}). The newest whole snapshot there: "
         f"{newest}; here: step {run.newest_step()}. Copy the rest: {command_line('copy', run.path)}"
     )

@@ -9,8 +9,8 @@ from paceline.data.options import choose_global_batch
 from paceline.distributed.environment import (
     Findings,
     detect_launchers,
+    read_environment,
     read_placement,
-    surroundings,
 )
 from paceline.distributed.options import DistOptions, refuse_several_on_mps
 from paceline.distributed.placement import NodePlacement, Placement
@@ -188,7 +188,7 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
     if launch.on == "local":
         return None
     # Explicit options count before what a launcher has set.
-    environment = surroundings()
+    environment = read_environment()
     findings = (
         Findings(workers=(), nodes=()) if dist.rank is not None else detect_launchers(environment)
     )
@@ -207,7 +207,7 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
 
 def workers_of_node() -> int | None:
     """Give the number of workers that a service wants on this node, where it is the only one."""
-    node = detect_launchers(surroundings()).node
+    node = detect_launchers(read_environment()).node
     return node.workers if node is not None and node.nodes == 1 else None
 
 
@@ -230,7 +230,7 @@ def node_here(launch: LaunchOptions, dist: DistOptions) -> NodePlacement | None:
     """
     if launch.on != "auto" or dist.rank is not None:
         return None
-    node = detect_launchers(surroundings()).node
+    node = detect_launchers(read_environment()).node
     if node is None or node.nodes == 1:
         return None
     gpus = count_gpus(dist.device, dist.backend)

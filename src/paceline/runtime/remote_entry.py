@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.distributed.environment import chosen_interface, surroundings
+from paceline.distributed.environment import chosen_interface, read_environment
 from paceline.distributed.interface import (
     Route,
     find_route,
@@ -80,7 +80,7 @@ def _route(order: Mapping[str, object], config: TrainConfig) -> Route:
     What the user says counts, then where ssh came in, then the default route.
     """
     wanted, by_ssh = order["address"], str(order["ssh_address"])
-    chosen = chosen_interface(surroundings())
+    chosen = chosen_interface(read_environment())
     if wanted:
         address = resolve(str(wanted))
         if address not in own_addresses():

@@ -73,7 +73,7 @@ def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
         InfrastructureError: Rank 0 didn't come; or the place for copies doesn't answer it, which
             every worker says, too.
     """
-    from paceline.distributed.environment import current_placement, surroundings
+    from paceline.distributed.environment import current_placement, read_environment
     from paceline.distributed.rendezvous import (
         common_text,
         of_attempt,
@@ -85,7 +85,7 @@ def agree_on_run(launch: Launch, own: Callable[[Launch], None]) -> Launch:
     options = launch.config.dist
     # Meet: open the store at the address that every worker derives by itself.
     placement = current_placement(options)
-    address = meeting_address(placement, options, surroundings())
+    address = meeting_address(placement, options, read_environment())
     rank, timeout_s = placement.rank, options.timeout_s
     store = open_store(address, rank, placement.world_size, timeout_s, options.interface)
     # Rank 0 makes the directory before it publishes the name, so that its failure is known to all.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from paceline.distributed.environment import detect_launchers, surroundings
+from paceline.distributed.environment import detect_launchers, read_environment
 from paceline.errors import UsageError
 from paceline.options.command_line import flag, misspelt_variables, note, parse_options
 from paceline.options.fields import OptionField, OptionValue, unknown_name
@@ -70,7 +70,7 @@ def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False
         options: What is known.
         is_script: It is a script's training, which has no settings of recipes.
     """
-    environment = surroundings()
+    environment = read_environment()
     if any(placement.rank for placement in detect_launchers(environment).workers):
         return
     lines = misspelt_variables(environment, options)

@@ -60,11 +60,11 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
 
 def _rendezvous(config: TrainConfig, node: NodePlacement) -> NodeRendezvous:
     """Find where the nodes meet, and the interface that leads there."""
-    from paceline.distributed.environment import chosen_interface, surroundings
+    from paceline.distributed.environment import chosen_interface, read_environment
     from paceline.distributed.interface import find_route, reachable_address
     from paceline.distributed.rendezvous_address import meeting_address
 
-    environment = surroundings()
+    environment = read_environment()
     address = meeting_address(node.only_worker(), config.dist, environment)
     if address.scheme == "file":
         raise UsageError(

@@ -14,7 +14,7 @@ from typing import final
 
 from paceline.metrics.options import MetricsOptions
 from paceline.options.shell import command_line
-from paceline.options.text import say
+from paceline.options.text import print_stderr
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.write_report import CutShortError, cut_short_by_signals
 from paceline.tracking.__main__ import ALONE, BESIDE
@@ -83,7 +83,7 @@ def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) 
             try:
                 feeders[name] = _start(BESIDE, run, name, options, *(["quiet"] if quiet else []))
             except OSError as error:  # no memory, too many processes: the training goes on
-                say(f"paceline: --tracker {name} can't be fed: {error.strerror}")
+                print_stderr(f"paceline: --tracker {name} can't be fed: {error.strerror}")
         yield
     finally:
         if feeders:
@@ -136,7 +136,7 @@ def _finish(run: RunDirectory, feeders: Feeders, *, quiet: bool) -> None:
             running = _wait(feeders, ended_s, _SAY_AFTER_S)
             if running and trained and not quiet:
                 most_s = max(feeders[name].limit_s(ended_s) for name in running)
-                say(
+                print_stderr(
                     f"Sending the rest to {' and '.join(running)}, for at most "
                     f"{min(most_s, LIMIT_S):.0f} s (Ctrl-C ends it)"
                 )
@@ -156,7 +156,9 @@ def _finish(run: RunDirectory, feeders: Feeders, *, quiet: bool) -> None:
 def _say_what_is_missing(run: RunDirectory, names: Sequence[str], what: str, advice: str) -> None:
     if names:
         again = command_line("track", run.path, *(w for n in names for w in ("--tracker", n)))
-        say(f"paceline: {' and '.join(names)} {what} (why: {run.tracker_log}). {advice}: {again}")
+        print_stderr(
+            f"paceline: {' and '.join(names)} {what} (why: {run.tracker_log}). {advice}: {again}"
+        )
 
 
 def _wait(feeders: Feeders, ended_s: float, most_s: float = math.inf) -> list[str]:

@@ -12,7 +12,7 @@ from types import FrameType
 from paceline.files import why_unreadable
 from paceline.launch.signals import STOP_SIGNALS, stops_handled
 from paceline.options.shell import command_line
-from paceline.options.text import say
+from paceline.options.text import print_stderr
 from paceline.results.run_directory import RunDirectory
 
 WriteReport = Callable[[RunDirectory], object]
@@ -89,4 +89,4 @@ def _failure_printed(run: RunDirectory) -> Iterator[None]:
 
 def _print_failure(run: RunDirectory, why: str) -> None:
     again = command_line("report", run.path)
-    say(f"paceline: the report could not be written: {why}\nTry again: {again}")
+    print_stderr(f"paceline: the report could not be written: {why}\nTry again: {again}")

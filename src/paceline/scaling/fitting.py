@@ -63,6 +63,7 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
         raise UsageError("nothing was measured on several nodes: say --link and --rtt")
 
     def relative_error(log_per_s: float) -> float:
+        """Say by how much steps predicted at this bandwidth (natural log of bytes/s) are wrong."""
         return _rms_relative_error(
             [
                 (size.step_s, _step_s(compute, size, _with(cluster, exp(log_per_s))))

@@ -8,6 +8,7 @@ from paceline.gradient_sync.network_model import Library
 from paceline.gradient_sync.options import LOCAL_METHODS, SyncMethod, SyncOptions, SyncPrecision
 from paceline.gradient_sync.registry import sync_methods
 from paceline.options.durations import parse_duration_s
+from paceline.options.fields import flag
 from paceline.options.quantities import parse_sizes
 from paceline.results.study import Mode
 
@@ -225,7 +226,7 @@ class PredictOptions:
         for name in ("gpus_per_node", "pays", "price"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
-                raise UsageError(f"--{name.replace('_', '-')} must be above 0, not {value:g}")
+                raise UsageError(f"{flag(name)} must be above 0, not {value:g}")
         if self.pays > 1:
             raise UsageError(f"--pays is an efficiency, at most 1, not {self.pays:g}")
         # Options that exclude or need each other.
@@ -234,7 +235,7 @@ class PredictOptions:
         for name in ("mtbf", "restart", "snapshot_every"):
             text = getattr(self, name)
             if text is not None:
-                parse_duration_s(text, f"--{name.replace('_', '-')}")
+                parse_duration_s(text, flag(name))
         if self.link_within is not None and self.gpus_per_node == 1:
             raise UsageError(
                 "--link-within is the speed between the workers of a node, and --gpus-per-node is "

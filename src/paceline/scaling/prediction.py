@@ -151,7 +151,7 @@ def predict_band(
     ]
 
     def spread(of: Callable[[Predicted], float]) -> Range:
-        # The middle 80 %: the first and the ninth decile.
+        """Give the middle 80 % of the draws: from the first to the ninth decile."""
         cuts = quantiles((of(one) for one in drawn), n=10, method="inclusive")
         return Range(low=cuts[0], high=cuts[-1])
 
@@ -251,18 +251,12 @@ def _predict(
     # Strong scaling divides the batch, so that shares shrink; weak scaling keeps them (about 1).
     share = global_batch / workers / batch
     alone = compute.scaled(global_batch / batch).step_s if assumed.mode == "strong" else None
-    cost = _drawn(
-        step_cost(
-            compute.scaled(share).slower(factors.compute),
-            method,
-            cluster,
-            assumed.machine or Machine.usual(profile.device),
-        ),
-        factors,
-    )
+    machine = assumed.machine or Machine.usual(profile.device)
+    cost = step_cost(compute.scaled(share).slower(factors.compute), method, cluster, machine)
+    cost = replace(cost, waiting_s=cost.waiting_s * factors.waiting)
     fixed_s = _fixed_s(profile, workers)
     # An epoch: its steps, what each costs besides them, and what failures take.
-    steps = _steps_per_epoch(profile, global_batch)
+    steps = ceil(profile.steps_per_epoch * profile.global_batch / global_batch)
     averaging_s = _averaging_s(profile, method, cluster)
     epoch_s = steps * cost.step_s + fixed_s + averaging_s if steps else None
     available = _available(cluster.nodes, epoch_s, assumed)
@@ -288,14 +282,6 @@ def _averaging_s(profile: StepProfile, method: SyncOptions, cluster: Cluster) ->
     if method.sync not in LOCAL_METHODS:
         return 0.0
     return cluster.all_reduce_s(2 * profile.parameter_bytes)
-
-
-def _drawn(cost: StepCost, factors: _Factors) -> StepCost:
-    return replace(cost, waiting_s=cost.waiting_s * factors.waiting)
-
-
-def _steps_per_epoch(profile: StepProfile, global_batch: int) -> int:
-    return ceil(profile.steps_per_epoch * profile.global_batch / global_batch)
 
 
 def _fixed_s(profile: StepProfile, workers: int) -> float:
@@ -338,6 +324,6 @@ def cost_per_epoch(predicted: Predicted, price_per_hour: float) -> float | None:
     return predicted.nodes * price_per_hour * predicted.epoch_s / 3600
 
 
-def library_of(profile: StepProfile, assumed: Assumptions = _USUAL) -> Library:
+def library_of(profile: StepProfile, assumed: Assumptions) -> Library:
     """Name what would carry the bytes."""
     return assumed.library or ("gloo" if profile.device == "cpu" else "nccl")

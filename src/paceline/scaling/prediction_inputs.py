@@ -82,6 +82,7 @@ def read_inputs(path: Path) -> PredictionInputs:
 
 
 def _of_study(path: Path) -> PredictionInputs:
+    """Take a study's profile of one worker, and its other sizes to fit the predictions to."""
     try:
         study = require_study(path, sizes=True)
         several = [size for size in study.sizes if size.workers > 1]

@@ -60,6 +60,7 @@ def _as_measured(projection: Projection) -> Projection:
         return projection
 
     def as_measured(method: SyncOptions, band: Band) -> Band:
+        """Put the measured efficiency into one prediction, where there is one."""
         size = band.predicted
         reached = known.get((method, size.nodes), size.efficiency)
         return replace(band, predicted=replace(size, efficiency=reached))
@@ -229,8 +230,8 @@ def _named(projection: Projection, name: str) -> Forecast | None:
 
 
 def _in_order(projection: Projection, names: Sequence[str]) -> list[Forecast]:
-    found = (_named(projection, name) for name in names)
-    return [forecast for forecast in found if forecast is not None]
+    forecasts = (_named(projection, name) for name in names)
+    return [forecast for forecast in forecasts if forecast is not None]
 
 
 def _label(forecast: Forecast) -> str:

@@ -22,7 +22,7 @@ _MIN_ROUNDS = 3
 def summarise(
     study: Study,
     sizes: Sequence[Size],
-    found: Mapping[Size, Sequence[Measured]],
+    measured: Mapping[Size, Sequence[Measured]],
     options: Mapping[str, Mapping[str, object]],
     trained: Mapping[Size, Trained],
 ) -> Study:
@@ -31,21 +31,21 @@ def summarise(
     Args:
         study: With what was requested.
         sizes: In the order of the tables.
-        found: What was measured of each, round by round.
+        measured: What was measured of each, round by round.
         options: Of each method, the options of training that make it.
         trained: Whole trainings.
     """
     # The fastest run of one worker is the yardstick of all efficiencies.
-    alone = [m.images_per_s for size in sizes if size.workers == 1 for m in found.get(size, ())]
+    alone = [m.images_per_s for size in sizes if size.workers == 1 for m in measured.get(size, ())]
     best = max((rate for rate in alone if rate is not None), default=None)
     results = tuple(
         replace(
-            _size(size, found.get(size, ()), best, options.get(size.method, {})),
+            _size(size, measured.get(size, ()), best, options.get(size.method, {})),
             trained=trained.get(size),
         )
         for size in sizes
     )
-    every = [m for size in sizes for m in found.get(size, ()) if m.profile]
+    every = [m for size in sizes for m in measured.get(size, ()) if m.profile]
     first = every[0] if every else None
     cores = [m.cores for m in every if m.cores is not None]
     return replace(
@@ -56,20 +56,20 @@ def summarise(
         baseline_images_per_s=best,
         sizes=results,
         not_reliable=_not_reliable(results),
-        notes=_notes(study, best, found, results),
+        notes=_notes(study, best, measured, results),
     )
 
 
 def _size(
-    size: Size, found: Sequence[Measured], best: float | None, options: Mapping[str, object]
+    size: Size, measured: Sequence[Measured], best: float | None, options: Mapping[str, object]
 ) -> SizeResult:
-    good = [m for m in found if m.profile is not None]
+    good = [m for m in measured if m.profile is not None]
     # What isn't a spread over all repeats is taken from the median one.
     middle = sorted(good, key=lambda m: m.step_s or 0.0)[len(good) // 2] if good else None
     profile = middle.profile if middle else None
     rates = [m.images_per_s for m in good if m.images_per_s]
     steps = [m.step_s for m in good if m.step_s]
-    problems = [m.problem for m in found if m.problem]
+    problems = [m.problem for m in measured if m.problem]
     result = SizeResult(
         workers=size.workers,
         nodes=size.nodes,
@@ -92,7 +92,7 @@ def _size(
                 step_s=m.step_s,
                 problem=m.problem,
             )
-            for m in found
+            for m in measured
         ),
         problem=problems[-1] if problems and not good else None,
     )
@@ -156,13 +156,13 @@ def _not_reliable(results: Sequence[SizeResult]) -> str:
 def _notes(
     study: Study,
     best: float | None,
-    found: Mapping[Size, Sequence[Measured]],
+    measured: Mapping[Size, Sequence[Measured]],
     results: Sequence[SizeResult],
 ) -> tuple[str, ...]:
     """Say what a reader of the figures should know."""
-    notes = [*_shared_cores(found), *_short(study, results), *_chosen(found)]
+    notes = [*_shared_cores(measured), *_short(study, results), *_chosen(measured)]
     few = sorted(
-        {size.workers for size, all_of in found.items() for m in all_of if _saw_few_steps(m)}
+        {size.workers for size, all_of in measured.items() for m in all_of if _saw_few_steps(m)}
     )
     if few:
         notes.append(
@@ -196,9 +196,9 @@ def _short(study: Study, results: Sequence[SizeResult]) -> Iterator[str]:
             )
 
 
-def _chosen(found: Mapping[Size, Sequence[Measured]]) -> Iterator[str]:
+def _chosen(measured: Mapping[Size, Sequence[Measured]]) -> Iterator[str]:
     """Tell what `auto` came to."""
-    for size, all_of in found.items():
+    for size, all_of in measured.items():
         good = [m for m in all_of if m.profile is not None]
         if size.method != "auto" or size.workers == 1 or not good:
             continue
@@ -212,12 +212,12 @@ def _chosen(found: Mapping[Size, Sequence[Measured]]) -> Iterator[str]:
         )
 
 
-def _shared_cores(found: Mapping[Size, Sequence[Measured]]) -> list[str]:
+def _shared_cores(measured: Mapping[Size, Sequence[Measured]]) -> list[str]:
     """Tell where workers of one host computed on cores that a single one has to itself."""
-    alone = [m.threads for size, all_of in found.items() if size.workers == 1 for m in all_of]
+    alone = [m.threads for size, all_of in measured.items() if size.workers == 1 for m in all_of]
     usual = max((threads for threads in alone if threads is not None), default=None)
     crowded, fewer = set(), set()
-    for size, all_of in found.items():
+    for size, all_of in measured.items():
         for m in all_of:
             if m.profile is None or m.profile.device != "cpu" or not m.cores or not m.threads:
                 continue

@@ -76,7 +76,7 @@ class Runner:
     """Of one worker; None where a script settles it: then it is that of the first measurement."""
     own_batch: bool
     """Whether a script that settles its own batch may do so on any number of workers."""
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     keep: Callable[[], None]
     """Called whenever there is something new."""
     program: Sequence[str] = PROGRAM
@@ -89,21 +89,17 @@ class Runner:
 
     def measured(self, plan: Sequence[Measurement]) -> dict[Size, list[Measured]]:
         """Read what there is."""
-        found: dict[Size, list[Measured]] = {}
+        measured: dict[Size, list[Measured]] = {}
         for measurement in plan:
             record = Measured.read(self._record(measurement))
             if record is not None:
-                found.setdefault(measurement.size, []).append(record)
-        return found
+                measured.setdefault(measurement.size, []).append(record)
+        return measured
 
     def trained(self, sizes: Sequence[Size]) -> dict[Size, Trained]:
         """Read the whole trainings that have ended."""
-        found = {}
-        for size in sizes:
-            trained = self._trained(size)
-            if trained is not None:
-                found[size] = trained
-        return found
+        results = {size: self._trained(size) for size in sizes}
+        return {size: trained for size, trained in results.items() if trained is not None}
 
     def measure(self, plan: Sequence[Measurement]) -> None:
         """Measure what is missing. Blocks.
@@ -114,18 +110,20 @@ class Runner:
         """
         missing = [m for m in plan if not self._is_there(m)]
         if len(missing) < len(plan):
-            self.say(f"{len(plan) - len(missing)} of {len(plan)} measurements are there already")
+            self.print_line(
+                f"{len(plan) - len(missing)} of {len(plan)} measurements are there already"
+            )
         for number, measurement in enumerate(missing):
             if measurement.size in self._failed_sizes:
                 continue
             # Without the sizes that would fail again: the time that is left is counted by these.
             left = [m for m in missing[number:] if m.size not in self._failed_sizes]
-            self.say(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
+            self.print_line(self._what(measurement, len(plan) - len(left) + 1, len(plan), left))
             record = self._measure(measurement)
             self._refuse_own_batch(measurement.size, record)
             # Written at once: a study that is interrupted goes on after the last measurement.
             record.write(self._record(measurement))
-            self.say(f"      {_result(record)}")
+            self.print_line(f"      {_result(record)}")
             self._handle_failure(measurement.size, record)
             self.keep()
 
@@ -139,12 +137,12 @@ class Runner:
             if self._trained(size) is not None or not self._knows_batch(size):
                 continue
             what = f"{plural(size.workers, 'worker')}, {size.method}"
-            self.say(f"[{number}/{len(sizes)}] training on {what}")
+            self.print_line(f"[{number}/{len(sizes)}] training on {what}")
             ended = self._train(size)
             if ended.problem is not None:
                 self.failures.append(ended.exit_code)
                 self.problems.append(f"The training on {what} failed: {ended.problem}")
-                self.say(f"      failed: {ended.problem}")
+                self.print_line(f"      failed: {ended.problem}")
             self.keep()
 
     def _is_there(self, measurement: Measurement) -> bool:
@@ -208,13 +206,16 @@ class Runner:
         shown_s, shown = time.monotonic(), ""
 
         def poll() -> bool:
+            """Print the newest epoch, once a minute at most; never ends the training."""
             nonlocal shown_s, shown
             if time.monotonic() - shown_s > _SHOW_S:
                 shown_s, line = time.monotonic(), _last_line(run.metrics_csv)
                 if line != shown and line[:1].isdecimal():
                     shown = line
                     epoch, step, time_s = line.split(",")[:3]
-                    self.say(f"      epoch {epoch}, step {step}, {format_duration(float(time_s))}")
+                    self.print_line(
+                        f"      epoch {epoch}, step {step}, {format_duration(float(time_s))}"
+                    )
             return False
 
         return poll
@@ -238,10 +239,10 @@ class Runner:
         return next((profile.global_batch for profile in alone), None)
 
     def _records(self) -> Sequence[Measured]:
-        found = (
+        records = (
             Measured.read(path) for path in sorted(folder_in(self.place, "measured").glob("*.json"))
         )
-        return [record for record in found if record is not None]
+        return [record for record in records if record is not None]
 
     def _record(self, measurement: Measurement) -> Path:
         return folder_in(self.place, "measured") / f"{measurement.name}.json"
@@ -312,6 +313,7 @@ def time_is_over(run: RunDirectory, seconds: float) -> Callable[[], bool]:
     begun_s: float | None = None
 
     def is_over() -> bool:
+        """Count from when `run.json` is first there: starting is no part of it."""
         nonlocal begun_s
         if begun_s is None and run.run_json.exists():
             begun_s = time.monotonic()
@@ -320,11 +322,11 @@ def time_is_over(run: RunDirectory, seconds: float) -> Callable[[], bool]:
     return is_over
 
 
-def exit_code_of(found: Mapping[Size, Sequence[Measured]], failures: Sequence[int]) -> int:
+def exit_code_of(measured: Mapping[Size, Sequence[Measured]], failures: Sequence[int]) -> int:
     """Give a study's exit code: where nothing at all was measured, that of what failed."""
-    if any(record.profile for records in found.values() for record in records):
+    if any(record.profile for records in measured.values() for record in records):
         return ExitCode.DONE
-    codes = [r.exit_code for records in found.values() for r in records if r.exit_code]
+    codes = [r.exit_code for records in measured.values() for r in records if r.exit_code]
     return next(iter((*failures, *codes)), ExitCode.JOB)
 
 

@@ -18,6 +18,7 @@ from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.parallel_commands import Commands, on_each
 from paceline.launch.ssh.ssh import plain_ssh_command
+from paceline.options.fields import flag
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import STUDY_JSON, Measured, Study, require_study
 from paceline.scaling.options import parse_methods
@@ -129,8 +130,8 @@ class StudyDirectory:
             hosts: Where they run.
         """
         sizes = list(requested)
-        for found in self._measured():
-            workers, (method, *_) = int(found[1]), parse_methods(found[2])
+        for match in self._measured():
+            workers, (method, *_) = int(match[1]), parse_methods(match[2])
             known = {(size.workers, size.method) for size in sizes}
             if (workers, method) not in known:
                 nodes = len(first_slots(hosts, workers)) or 1
@@ -139,7 +140,7 @@ class StudyDirectory:
 
     def rounds(self, least: int) -> int:
         """Count the rounds that were measured, or are to be."""
-        return max([least, *(int(found[3]) for found in self._measured())])
+        return max([least, *(int(match[3]) for match in self._measured())])
 
     def discard(self, *, keep: bool) -> None:
         """Remove the files of a new study; one of which something was measured stays as it is.
@@ -178,10 +179,10 @@ class StudyDirectory:
             UsageError: It is one; the message names the first thing that differs.
         """
         before = self._read().asked
-        measured = {found[2] for found in self._measured()}
+        measured = {match[2] for match in self._measured()}
         # Options of methods that haven't been measured yet may change.
         known = {name for method in measured & {*methods} for name in own_options(method)}
-        free = {_flag(name) for name in {*METHOD_OPTIONS} - known}
+        free = {flag(name) for name in {*METHOD_OPTIONS} - known}
         for name in sorted({*before, *requested} - free):
             if name == OF_TRAINED and None in (before.get(name), requested.get(name)):
                 continue
@@ -191,10 +192,6 @@ class StudyDirectory:
                     f"{self.path} holds a study with {then}, and now there is {now}: its figures "
                     "couldn't be compared. Give the same options, or another --study-dir"
                 )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _describe_option(name: str, value: object) -> str:
@@ -217,6 +214,7 @@ def remove_snapshots(
     """
 
     def work(host: Host, commands: Commands) -> None:
+        """Remove them from one host; a failure is passed over."""
         command = removal_command(host, options, run_dir, here)
         with suppress(OSError, subprocess.TimeoutExpired):
             commands.run(command, _TIMEOUT_S)

@@ -263,6 +263,7 @@ def _percent(value: float | None) -> str:
 
 
 def _csv_row(size: SizeResult) -> Mapping[str, object]:
+    """Flatten a size: a spread becomes three columns, parts and trained figures one each."""
     row: dict[str, object] = {
         name: getattr(size, name)
         for name in ("workers", "nodes", "method", "global_batch", "lr", "steps_per_epoch")

@@ -77,7 +77,7 @@ class Tuner:
     seconds: float
     """Of training in a trial."""
     check_quality: bool
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     program: Sequence[str] = PROGRAM
     """What the commands' words are for."""
     tried: list[Tried] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Tuner:
             if training.known >= change.settings.keys()
         ]
         self.tried = [Tried(change=change) for change in changes]
-        self.say(
+        self.print_line(
             f"Tunes {training.name}: {first.images_per_s:,.0f} samples/s as it is on "
             f"{facts.workers} x {facts.threads} threads; {len(self.tried)} changes to try in "
             f"{format_duration(self.budget_s)}, {format_duration(self.seconds)} a trial and "
@@ -190,10 +190,10 @@ class Tuner:
         order = [changes[0], USUAL, *changes[1:]]
         name = prefix + "+".join(change.name for change in changes)
         names = in_words([change.name for change in changes])
-        self.say(f"  tries {names} beside the training as it is, pair {turn}")
+        self.print_line(f"  tries {names} beside the training as it is, pair {turn}")
         # Changes that take longer to start get longer trials.
         seconds = {c.name: self._more_s(c, g) for c, g in zip(changes, gains, strict=True)}
-        found = {
+        trials = {
             which.name: self._trial(
                 which,
                 turn,
@@ -203,30 +203,32 @@ class Tuner:
             for which in (order if turn % 2 else reversed(order))
         }
         # A change's gain is its speed over that of the trial beside it.
-        usual = found.pop(USUAL.name)
+        usual = trials.pop(USUAL.name)
         if usual.images_per_s:
             self.usual.append(usual.images_per_s)
         return [
-            self._gain(change, gain, usual, found[change.name])
+            self._gain(change, gain, usual, trials[change.name])
             for change, gain in zip(changes, gains, strict=True)
         ]
 
     def _gain(self, change: Change, gain: Gain, usual: Measured, changed: Measured) -> Gain:
         # Without its counterpart a trial of the change says nothing.
         if usual.problem is not None and changed.problem is None:
-            self.say(f"  {change.name}: the training as it is failed beside it: {usual.problem}")
+            self.print_line(
+                f"  {change.name}: the training as it is failed beside it: {usual.problem}"
+            )
             return gain
         problem = changed.problem or _other_training(usual, changed)
         if problem or not usual.images_per_s or not changed.images_per_s:
-            self.say(f"  {change.name}: {problem or 'it trained no step'}")
+            self.print_line(f"  {change.name}: {problem or 'it trained no step'}")
             return replace(gain, problem=problem or "it trained no step")
         # What a change costs once at its start (compiling, say) counts apart from its speed.
         starting_s = self._lost_s(changed) - self._lost_s(usual)
-        found = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
-        low, high = found.bounds
-        bounds = f", 95 % bounds {low:.2f} to {high:.2f}" if len(found.ratios) > 1 else ""
-        self.say(f"  {change.name}: {found.ratios[-1]:.2f} x, mean {found.mean:.2f}{bounds}")
-        return found
+        new = gain.with_pair(usual.images_per_s, changed.images_per_s, starting_s)
+        low, high = new.bounds
+        bounds = f", 95 % bounds {low:.2f} to {high:.2f}" if len(new.ratios) > 1 else ""
+        self.print_line(f"  {change.name}: {new.ratios[-1]:.2f} x, mean {new.mean:.2f}{bounds}")
+        return new
 
     def _more_s(self, change: Change, gain: Gain) -> float:
         """Give the seconds that a trial needs at its start: those it needed the first time."""
@@ -325,7 +327,7 @@ class Tuner:
             size, given = self._as_changed(change)
             writer = self.training.commands({**given, "seed": seed}, 0.0)
             command = train_or_resume(writer, size, run, self.training.batch)
-            self.say(f"  {change.name}: a whole training from seed {seed}")
+            self.print_line(f"  {change.name}: a whole training from seed {seed}")
             log = folder_in(self.place, "logs") / f"quality-{name}.log"
             ended = run_command([*self.program, *command], log, _MAX_TRAINING_S, lambda: False)
             if ended.problem is not None:

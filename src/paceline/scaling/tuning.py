@@ -118,8 +118,8 @@ class Gain:
     @property
     def start_s(self) -> float:
         """What it costs at the start, in seconds; 0 where that is less than can be seen."""
-        found = max(self.starting_s, default=0.0)  # later ones find compiled code
-        return found if found > 1.0 else 0.0
+        first_s = max(self.starting_s, default=0.0)  # later ones find compiled code
+        return first_s if first_s > 1.0 else 0.0
 
     @property
     def pays_after_s(self) -> float:

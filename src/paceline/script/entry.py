@@ -8,9 +8,9 @@ from pathlib import Path
 
 from paceline.distributed.environment import (
     REQUEST_VARIABLE,
+    read_environment,
     set_variables,
     store_file,
-    surroundings,
     thread_variables,
 )
 from paceline.errors import InterruptedTraining, JobError
@@ -57,7 +57,7 @@ def run_unseeded(payload: str) -> str:
     request = TrainRequest.from_json(payload)
     set_variables({REQUEST_VARIABLE: payload})
     _pin(TrainConfig.from_settings(request.settings))
-    if path := store_file(surroundings()):
+    if path := store_file(read_environment()):
         from paceline.distributed.rendezvous import meet_in_file
 
         meet_in_file(path)

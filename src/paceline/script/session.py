@@ -16,7 +16,7 @@ from paceline.distributed.environment import (
     current_placement,
     detect_launchers,
     launcher_request,
-    surroundings,
+    read_environment,
 )
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
@@ -230,7 +230,7 @@ def _request(run_dir: str | Path | None, settings: Mapping[str, OptionValue]) ->
 
 def _started() -> tuple[str, datetime]:
     """Say what has started the workers, and may start them again after a failure, and when."""
-    if not detect_launchers(surroundings()).started:
+    if not detect_launchers(read_environment()).started:
         return "", datetime.now(UTC)
     return started_by()
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import final
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.errors import UsageError
 from paceline.files import read_json_object, write_json
 from paceline.options.fields import read_dataclass
@@ -250,6 +250,6 @@ def without_secrets(text: str) -> str:
 
 
 def _secrets() -> list[str]:
-    variables: Mapping[str, str] = surroundings()
+    variables: Mapping[str, str] = read_environment()
     named = [value for name, value in variables.items() if _SECRET.search(name)]
     return sorted((v for v in named if len(v) >= _MIN_SECRET_LENGTH), key=len, reverse=True)

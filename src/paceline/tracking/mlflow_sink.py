@@ -13,7 +13,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from paceline.distributed.environment import set_variables, surroundings
+from paceline.distributed.environment import read_environment, set_variables
 from paceline.tracking.base import Ending, Opened, Row, RunInfo, Sink
 
 _STATES: Mapping[Ending, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -123,7 +123,7 @@ def _tracking_uri(kept_in: str) -> str:
     """
     # It prints the run's address, in which there may be a password; and it would try for minutes
     # before it says that nobody answers: `follow` tries again as well.
-    retries = surroundings().get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    retries = read_environment().get("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     set_variables({"MLFLOW_HTTP_REQUEST_MAX_RETRIES": retries})
     set_variables({"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"})
     uri, path = str(mlflow.get_tracking_uri()), _local_path(kept_in)
@@ -160,7 +160,7 @@ def _absolute(uri: str) -> str:
 
 def _experiment(client: MlflowClient, run: RunInfo) -> str:
     """Find the experiment, or make it."""
-    variables = surroundings()
+    variables = read_environment()
     if not run.is_project_given and "MLFLOW_EXPERIMENT_ID" in variables:
         return variables["MLFLOW_EXPERIMENT_ID"]
     name = run.project

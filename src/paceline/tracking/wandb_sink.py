@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 import wandb
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.errors import ExitCode
 from paceline.tracking.base import Ending, Opened, Row, RunInfo, Sink
 
@@ -31,7 +31,7 @@ class WandbSink(Sink):
 
     def open(self, run: RunInfo, previous: str | None) -> Opened:
         """Begin or resume the run; without a network this raises after some time."""
-        variables = surroundings()
+        variables = read_environment()
         project = run.project
         if not run.is_project_given:
             project = variables.get("WANDB_PROJECT", project)

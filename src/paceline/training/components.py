@@ -222,11 +222,6 @@ class Components:
         for model in self.models.values():
             model.zero_grad(set_to_none=True)
 
-    def for_each_model(self, change: Callable[[nn.Module], object]) -> None:
-        """Call something with every model."""
-        for model in self.models.values():
-            change(model)
-
 
 def takes_channels_last(module: nn.Module, options: ComputeOptions) -> bool:
     """Tell whether a network's images are laid out channels-last: by the options, or if faster."""

@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.options import SyncOptions, without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.launch.restart_policy import STOP_S, Policy, StopGrace
-from paceline.launch.watchdog.hang_detector import COMPILING_LEAST_S, LEAST_S, HangLimits
+from paceline.launch.watchdog.hang_detector import COMPILING_MIN_S, MIN_S, HangLimits
 from paceline.metrics.options import MetricsOptions
 from paceline.optim.options import SCHEDULE_DEFAULTS, OptimOptions
 from paceline.optim.table import OPTIMIZER_OPTIONS, OPTIMIZERS
@@ -124,7 +124,7 @@ class TrainConfig:
 
     def hang_limits(self) -> HangLimits | None:
         """Give the limits after which workers count as hanging; None if they aren't watched."""
-        usual_s = COMPILING_LEAST_S if self.compute.compile else LEAST_S
+        usual_s = COMPILING_MIN_S if self.compute.compile else MIN_S
         given_s = self.launch.hang_after_s
         least_s = usual_s if given_s is None else given_s
         return HangLimits(least_s=least_s, timeout_s=self.dist.timeout_s) if least_s else None

@@ -29,7 +29,7 @@ from paceline.training.options import ComputeOptions
 _REPEATS = 3
 """A shape is captured when it comes for this time, if nothing is captured yet; a graph that hasn't
 been used for so many passes makes room for another shape."""
-_MOST_SHAPES = 64
+_MAX_SHAPES = 64
 """So many are counted before that begins anew: texts, say, are of any length."""
 _WARM_UP = 3
 """Passes before one is captured: libraries set themselves up in the first."""
@@ -206,7 +206,7 @@ class GraphedForward:
             # Of two forward passes before a backward pass the second would overwrite the first.
             return None if graph.awaits_backward else graph
         self._unused += 1
-        if len(self._seen) == _MOST_SHAPES:
+        if len(self._seen) == _MAX_SHAPES:
             self._seen.clear()
         self._seen[current.key] += 1
         if self._seen[current.key] < _REPEATS or (graph is not None and self._unused < _REPEATS):

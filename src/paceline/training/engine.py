@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
+from paceline.gradient_sync.buffers import buffers_kept
 from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
@@ -23,7 +24,6 @@ from paceline.training.batches.loader import (
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.context import CountedBy, OpenEpoch, OpenStep, StepCounter, TrainingContext
 from paceline.training.evaluation.distributed_mean import Metrics
-from paceline.training.evaluation.evaluator import eval_mode
 from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
@@ -140,8 +140,7 @@ class Engine:
             if restored.step_in_epoch and components.train_loader is not None:
                 components.note_resumed()
         self.step.updated = progress.state.step - 1
-        # Everything that takes part in the steps goes on from there.
-        components.for_each_model(nn.Module.train)
+        # What takes part in the steps goes on from there.
         self.sync.setup(progress.state.step)
         for setup in context.hooks.setup:
             setup(components, progress.state, self.snapshots.restored)
@@ -452,9 +451,10 @@ class Engine:
         """End a pass over the data, with the step that the script has left its loop in."""
         self.epoch.left = False
         if self.step.batch is not None and self._is_untouched:
-            self.step.batch = None  # as where the loop had been shorter
-            optimizer_step = self.context.optimizer_step
-            optimizer_step.has_gradients = optimizer_step.had_gradients
+            step = self.step
+            step.batch = None  # as where the loop had been shorter
+            # Opening its step has forgotten what the batches before have left.
+            self.context.optimizer_step.has_gradients = step.counted > step.updated
             for replica in self.context.replicas:
                 replica.syncing = True
         elif self.step.batch is not None:
@@ -477,7 +477,6 @@ class Engine:
         context = self.context
         optimizer_step = context.optimizer_step
         number = context.progress.state.step
-        optimizer_step.had_gradients = optimizer_step.has_gradients
         optimizer_step.has_gradients = optimizer_step.holds_pieces = False
         self.step.loss_before = None
         self.note.begin(number + 1)
@@ -493,10 +492,10 @@ class Engine:
         """Go through this worker's shards, each cut to what fits into memory.
 
         Only the last piece's gradients are exchanged. A worker without a sample of the step lets
-        the model run without effect: BatchNorm sees nothing of it, and its gradient weighs zero.
+        the model run without effect: no buffer learns of it, and its gradient weighs zero.
         """
         context, number = self.context, self.context.progress.state.step
-        with nullcontext() if batch.local else eval_mode(context.components.model):
+        with nullcontext() if batch.local else buffers_kept(context.components.model):
             while True:
                 for piece in pieces(batch, most):
                     self.step.batch, context.optimizer_step.has_gradients = piece, False

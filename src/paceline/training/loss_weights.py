@@ -52,19 +52,23 @@ def check_loss(loss: object) -> None:
     raise UsageError(f"the loss {wrong}") from None  # it says more than torch's own error
 
 
-def describe_weighted_mean(loss: Tensor) -> str | None:
+def describe_weighted_mean(loss: Tensor, samples: int = 1) -> str | None:
     """Say what a loss is a mean over, and what would tell it, where that is seen not to be samples.
 
     Args:
         loss: Before its backward pass.
+        samples: How many it is about: a mean over another number of targets than a multiple of it,
+            such as the nodes of graphs, isn't one over samples.
     """
     waiting, descriptions = deque([loss.grad_fn]), list[str | None]()
     for _ in range(_NODES):
         node = waiting.popleft() if waiting else None
         if node is None:
             continue
-        if node.name().startswith("NllLoss"):
-            descriptions.append(_describe_nll(node))
+        if getattr(node, "_saved_reduction", None) == _MEAN:
+            is_nll = node.name().startswith("NllLoss")
+            description = _describe_nll(node) if is_nll else None
+            descriptions.append(description or _describe_rows(node, samples))
         waiting.extend(before for before, _ in node.next_functions)
     # Several losses may be added up rightly.
     return descriptions.pop() if len(descriptions) == 1 else None
@@ -123,6 +127,14 @@ def _describe_nll(node: Node) -> str | None:
     if int(total) == targets.numel() or (counts is not None and len(counts.unique()) == 1):
         return None  # as many of each sample
     return "the targets that it doesn't ignore: weight=(targets != ignore_index).sum()"
+
+
+def _describe_rows(node: Node, samples: int) -> str | None:
+    """Compare the number of targets that a loss is a mean over with that of the samples."""
+    targets = getattr(node, "_saved_target", None)
+    if not isinstance(targets, Tensor) or not targets.dim() or len(targets) % samples == 0:
+        return None
+    return f"its {len(targets)} targets, not over the {samples} samples: weight=len(targets)"
 
 
 @final
@@ -189,7 +201,8 @@ class LossWeights:
         """Say once, of the first loss, that it is no mean over samples, where that can be seen."""
         if not self._has_looked and batch is not None:
             self._look_for_sum(loss, batch.local)
-        if not self._has_looked and (advice := describe_weighted_mean(loss)):
+        samples = 1 if batch is None or self._is_gathered() else max(batch.local, 1)
+        if not self._has_looked and (advice := describe_weighted_mean(loss, samples)):
             self._context.optimizer_step.report(
                 f"the loss is a mean over {advice.partition(':')[0]}, which each worker or shard "
                 "may have another amount of: the training depends on their number, unless "
@@ -198,8 +211,8 @@ class LossWeights:
         self.is_plain = self._has_looked = True
 
     def _look_for_sum(self, loss: Tensor, samples: int) -> None:
-        if self._context.step.gathered == self._context.place:
-            return  # about all workers' samples: it counts once
+        if self._is_gathered():
+            return  # it counts once
         if is_sum_over_samples(loss, samples):
             parts = self._context.division.parts
             self._context.optimizer_step.report(
@@ -208,6 +221,10 @@ class LossWeights:
                 'changes with their number. Give the mean (reduction="mean"), and where the '
                 "learning rate was chosen for the sum, that rate times the batch's size"
             )
+
+    def _is_gathered(self) -> bool:
+        """Whether the open step's loss is about all workers' samples."""
+        return self._context.step.gathered == self._context.place
 
     def _check(self, *, more: bool) -> None:
         if more:

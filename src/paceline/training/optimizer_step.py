@@ -61,8 +61,6 @@ class OptimizerStep(StepHook):
     """Whether an optimizer's step is ours; one that a script takes itself would be on its own."""
     has_gradients: bool = False
     """Whether there was a backward pass since the batch was given, or since the last update."""
-    had_gradients: bool = False
-    """Whether the batch before has left some, in the same sense."""
     holds_pieces: bool = False
     """Whether pieces of the open batch have left gradients that others will be added to."""
     counts_batches: bool = False

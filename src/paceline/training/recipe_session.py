@@ -57,7 +57,7 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
     """
     config, engine = session.config, session.engine
     # Model and data.
-    model = session.model(job.model)
+    model = session.model(job.model).train()
     train = session.loader(job.train, augment=job.augment)
     validation = session.eval_loader(job.validation, evaluate_with=job.evaluate_with)
     test = None

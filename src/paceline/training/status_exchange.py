@@ -25,7 +25,7 @@ from paceline.errors import InterruptedTraining, JobError
 from paceline.metrics.counters import Totals
 
 _EVERY_S = 0.5
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 NOTHING = torch.empty(0, dtype=torch.float64)
 """Where the status is all that there is to exchange."""
 
@@ -229,4 +229,4 @@ def steps_to_next(lap_s: float, steps: int) -> int:
     """Choose after how many steps to exchange again, so that it happens about twice a second."""
     if steps == 0 or lap_s <= 0:
         return 1
-    return max(1, min(_MOST_STEPS, int(_EVERY_S * steps / lap_s)))
+    return max(1, min(_MAX_STEPS, int(_EVERY_S * steps / lap_s)))

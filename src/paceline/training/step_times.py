@@ -9,7 +9,7 @@ import torch
 from paceline.distributed.device import is_accelerator
 from paceline.options.figures import show_time
 
-_LEAST_GAIN = 0.03
+_MIN_GAIN = 0.03
 
 
 @final
@@ -83,5 +83,5 @@ def compare(step_s: float, plain_s: float, *, now: str, plain: str) -> tuple[boo
         now: What the one is called, such as `compiled`.
         plain: What the other is.
     """
-    is_faster = step_s < (1 - _LEAST_GAIN) * plain_s
+    is_faster = step_s < (1 - _MIN_GAIN) * plain_s
     return is_faster, f"a step takes {show_time(step_s)} {now}, {show_time(plain_s)} {plain}"

@@ -117,7 +117,7 @@ def test_steps_in_which_nothing_leaves_arent_counted(seconds: list[float]) -> No
 def test_sums_have_the_same_bits_however_they_are_cut(
     shards: int, workers: int, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanging, "LEAST_BYTES", 64)
+    monkeypatch.setattr(exchanging, "MIN_BYTES", 64)
 
     def body(group: Group) -> tuple[Cut, set[Cut]]:
         every = torch.randn(shards, workers * units * ALIGNMENT, generator=seeded())

@@ -92,7 +92,7 @@ def test_nodes_sum_in_their_memory_and_exchange_what_they_come_to(
     shards: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits are those of one process, with every way to cut what travels."""
-    monkeypatch.setattr(exchanging, "LEAST_BYTES", 64)
+    monkeypatch.setattr(exchanging, "MIN_BYTES", 64)
 
     def body(group: Group) -> tuple[bool, int]:
         ordered, model = OrderedSum(on_nodes(group, sizes), shards, bucket_bytes=2000), fresh_net()

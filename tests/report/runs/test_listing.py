@@ -28,7 +28,7 @@ from paceline.report.runs.listing import (
 from paceline.report.runs.pages import write_index
 from paceline.report.runs.table import table_lines
 from paceline.report.sections import epochs_table
-from paceline.results.find_runs import MOST_LEVELS, find_runs
+from paceline.results.find_runs import MAX_LEVELS, find_runs
 from paceline.results.run_directory import sample_unit
 from tests.report.runs.conftest import MakeRun, change
 
@@ -100,7 +100,7 @@ def test_runs_are_found_in_studies_and_not_in_runs(make_run: MakeRun, folder: Pa
     make_run("outer/snapshots/inner")
     make_run(".hidden/run")
     (folder / "link").symlink_to(outer.path)
-    deep = "/".join("d" * (MOST_LEVELS + 1))
+    deep = "/".join("d" * (MAX_LEVELS + 1))
     make_run(deep)
     found = find_runs(folder)
     assert [str(run.path.relative_to(folder)) for run in found.runs] == [

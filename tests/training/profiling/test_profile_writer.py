@@ -192,7 +192,7 @@ def _with_slow_approximations(group: Group, directory: Path) -> None:
         return orthonormal(matrix)
 
     low_rank._orthonormal = slow_orthonormal
-    powersgd._LEAST_GAIN = 0
+    powersgd._MIN_GAIN = 0
     _train(group, directory, {"sync": "powersgd", "powersgd_rank": 1, "sync_warmup_steps": 0})
 
 

@@ -50,7 +50,7 @@ def train(
     warmup_steps: int | None = None,
 ) -> Outcome:
     """Measure for eight steps each, and come to these choices; None: to what is measured."""
-    auto._LEAST_S = 0.0
+    auto._MIN_S = 0.0
     if first is not None or final is not None:
         chosen = {"first_choice": lambda _: first, "final_choice": lambda *_, **__: final}
         vars(auto).update(chosen)
@@ -103,7 +103,7 @@ def test_what_it_measures_leads_to_a_choice(
         def made(self: AutoSync, context: TrainingContext) -> None:
             init(self, context)
             clock.sync = self
-            auto._LEAST_S = 0.5  # for rank 0's clock eight steps are enough
+            auto._MIN_S = 0.5  # for rank 0's clock eight steps are enough
 
         AutoSync.__init__ = made  # type: ignore[method-assign]  # this process ends with the test
         Profiler.profile = lambda *_: profile(exposed_s, world_size)  # type: ignore[method-assign]
@@ -217,7 +217,7 @@ def test_powersgd_waits_for_the_warm_up_in_half_precision(
     """What one worker sends for a step: in full, in bf16, and from the warm-up's end thin."""
 
     def body(group: Group) -> list[float]:
-        auto._LEAST_S = 0.0
+        auto._MIN_S = 0.0
         vars(auto).update({"first_choice": lambda _: THIN})
         settings = {**AUTO_SCRIPT, "sync_warmup_steps": warmup_steps}
         with session_on(group, tmp_path, settings) as s:
@@ -242,7 +242,7 @@ def test_powersgd_waits_for_the_warm_up_in_half_precision(
 
 def test_epochs_of_one_step_are_measured_as_well(tmp_path: Path) -> None:
     def body(group: Group) -> str:
-        auto._LEAST_S = 0.0
+        auto._MIN_S = 0.0
         vars(auto).update({"first_choice": lambda _: HALF})
         with session_on(group, tmp_path, AUTO_SCRIPT) as s:
             model = s.model(net())
@@ -265,7 +265,7 @@ def test_rank_0_alone_chooses_and_only_what_the_training_can_bear(
     """A script that steps outside the loop has no local steps, whenever it begins to."""
 
     def body(group: Group) -> str:
-        auto._LEAST_S = 0.0
+        auto._MIN_S = 0.0
 
         def choose(_: object) -> Choice:
             assert group.rank == 0

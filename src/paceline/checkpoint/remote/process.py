@@ -21,7 +21,7 @@ from paceline.checkpoint.remote.url import reason_of
 from paceline.errors import UsageError
 from paceline.files import write_json
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.options.text import say
+from paceline.options.text import print_stderr
 from paceline.results.run_directory import RunDirectory
 
 FINISH, RELEASE = "finish", "release"
@@ -30,7 +30,7 @@ STALLED_S = 120.0
 _NICER = 10
 _POLL_S = 0.5
 _FILES_S = 30.0
-_AGAIN_MOST_S, _AGAIN_AT_END_S = 60.0, 2.0
+_MAX_RETRY_S, _AGAIN_AT_END_S = 60.0, 2.0
 _REPORT_AGAIN_S = 600.0
 
 
@@ -140,7 +140,7 @@ class CopyProcess:
             finally:
                 self._is_busy = False
             if failures:
-                self._say("goes on again")
+                self._print_line("goes on again")
             failures, files_s = 0, time.monotonic() if files_due else files_s
             if order == FINISH:
                 send("finished")
@@ -155,6 +155,7 @@ class CopyProcess:
             time.sleep(min(limit_s, _AGAIN_AT_END_S))
 
     def _copy_once(self, *, files: bool, is_last: bool) -> None:
+        # Opening the store and claiming the place are a part of the first copy.
         copier = self._copier
         if copier is None:
             store = self._opened()
@@ -164,6 +165,7 @@ class CopyProcess:
             self._keep(replace(copier.record, takes_over=None))
             send("ready")
         copier.copy(files=files, is_last=is_last)
+        # The summary goes last: where it is, everything is.
         if is_last:
             copier.record = replace(copier.record, complete=True)
             note_in_summary(self._run, copier.record)
@@ -209,10 +211,10 @@ class CopyProcess:
             then = "the training goes on"
             if failures:
                 then += f", copying is tried again (after {_again_s(failures):.0f} s, then rarer)"
-            self._say(f"failed: {reason}; {then}")
+            self._print_line(f"failed: {reason}; {then}")
 
-    def _say(self, text: str) -> None:
-        say(f"paceline: copying to {self._record.url} {text}")
+    def _print_line(self, text: str) -> None:
+        print_stderr(f"paceline: copying to {self._record.url} {text}")
 
     def _note_activity(self) -> None:
         self._active_s = time.monotonic()
@@ -232,7 +234,7 @@ class CopyProcess:
             record = replace(known, failures=known.failures + 1, last_failure=reason)
             if stalls == 1 or time.monotonic() - self._reported_s >= _REPORT_AGAIN_S:
                 self._reported_s = time.monotonic()
-                self._say(f"failed: {reason}; the training goes on, copying is tried again")
+                self._print_line(f"failed: {reason}; the training goes on, copying is tried again")
             record.write(self._run)
             again = replace(
                 self._spec, record=record, is_new=False, stalls=stalls, reported_s=self._reported_s
@@ -252,7 +254,7 @@ def note_in_summary(run: RunDirectory, record: CopyRecord) -> None:
 
 
 def _again_s(failures: int) -> float:
-    return float(min(2**failures, _AGAIN_MOST_S))
+    return float(min(2**failures, _MAX_RETRY_S))
 
 
 def main(text: str) -> int:

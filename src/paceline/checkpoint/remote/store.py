@@ -22,13 +22,13 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.remote.url import reason_of
 from paceline.errors import SnapshotError, StoreError, UsageError
 from paceline.files import fsync_directory
-from paceline.launch.aws_client import Aws, AwsError, connect
+from paceline.launch.aws_client import AwsError, connect
 from paceline.launch.json_fields import Answer
 
 _PIECE_BYTES = 8 << 20
 _WRITING = ".writing-"
 # S3 takes at most 10,000 parts, each of at least 5 MiB but the last.
-_PART_BYTES, _MOST_PARTS, _PARTS_AT_ONCE = 16 << 20, 10_000, 4
+_PART_BYTES, _MAX_PARTS, _PARTS_AT_ONCE = 16 << 20, 10_000, 4
 
 Progress = Callable[[], None]
 """Called whenever something has gone on: a store that hangs is known by its silence."""
@@ -168,10 +168,10 @@ class DirectoryStore(RemoteStore):
 
     def names(self) -> list[str]:
         """List all below, but files that are being written."""
-        found = (path for path in self._root.rglob("*") if path.is_file())
+        paths = (path for path in self._root.rglob("*") if path.is_file())
         return [
             path.relative_to(self._root).as_posix()
-            for path in found
+            for path in paths
             if not path.name.startswith(_WRITING)
         ]
 
@@ -232,11 +232,11 @@ class FsspecStore(RemoteStore):
     def names(self) -> list[str]:
         """List all below."""
         try:
-            found = self._files.find(self._root)
+            paths = self._files.find(self._root)
         except FileNotFoundError:
             return []
         start = f"{self._root.rstrip('/')}/"
-        return [path.removeprefix(start) for path in found if path.startswith(start)]
+        return [path.removeprefix(start) for path in paths if path.startswith(start)]
 
     def delete(self, name: str) -> None:
         """Delete it."""
@@ -251,14 +251,14 @@ class FsspecStore(RemoteStore):
 class S3Store(RemoteStore):
     """A prefix of a bucket of Amazon S3, or of a store that speaks its language."""
 
-    def __init__(self, url: str, progress: Progress, aws: Aws | None = None) -> None:
+    def __init__(self, url: str, progress: Progress) -> None:
         super().__init__(progress)
         self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
-        self._aws = aws or connect(None, usual_region="us-east-1")
+        self._aws = connect(None, usual_region="us-east-1")
 
     def write(self, name: str, source: BinaryIO, entry: FileEntry) -> None:
         """Send it with SHA-256 sums, which the store checks; where it doesn't say so, read back."""
-        part = max(_PART_BYTES, -(-entry.bytes // _MOST_PARTS))
+        part = max(_PART_BYTES, -(-entry.bytes // _MAX_PARTS))
         if entry.bytes <= part:
             content = b"".join(self.checked(name, source, entry, part))
             checksum = _base64(bytes.fromhex(entry.sha256))
@@ -266,8 +266,11 @@ class S3Store(RemoteStore):
         else:
             checksum = self._write_parts(name, self.checked(name, source, entry, part))
         self.progress()
-        found = self._call("head_object", name, ChecksumMode="ENABLED")
-        if (found.text("ChecksumSHA256"), found.count("ContentLength")) != (checksum, entry.bytes):
+        response = self._call("head_object", name, ChecksumMode="ENABLED")
+        if (response.text("ChecksumSHA256"), response.count("ContentLength")) != (
+            checksum,
+            entry.bytes,
+        ):
             self.verify_by_reading(name, entry)
 
     def create(self, name: str, content: bytes) -> bool:

@@ -16,7 +16,7 @@ _NAMED = re.compile(
 )
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}")
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 def is_url(text: str) -> bool:
@@ -37,13 +37,13 @@ def check_url(text: str, option: str) -> str:
     Raises:
         UsageError: It can't be one, or holds what may be a secret; the message doesn't repeat that.
     """
-    shown, found = without_secrets(text), _URL.fullmatch(text)
-    if found is None:
+    shown, match = without_secrets(text), _URL.fullmatch(text)
+    if match is None:
         raise UsageError(
             f"{option} is {shown!r}, not a URL. Write for example s3://bucket/prefix, "
             "gs://bucket/prefix or file:///mnt/disk"
         )
-    scheme, rest = found[1], found[2].rstrip("/")
+    scheme, rest = match[1], match[2].rstrip("/")
     # What may be a secret: a password before the host, a query after the path.
     user, at, _ = rest.partition("/")[0].rpartition("@")
     if at and ":" in user:
@@ -79,7 +79,7 @@ def copies_of(url: str, name: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Leave out of a text what may be a secret: passwords and queries in URLs, `token=...`."""
-    text = _IN_URL.sub(lambda found: f"{found[1]}{found[3]}", text)
+    text = _IN_URL.sub(lambda match: f"{match[1]}{match[3]}", text)
     text = _AUTHORIZATION.sub(r"\1 ***", text)
     return _NAMED.sub(r"\1***", text)
 
@@ -89,5 +89,5 @@ def reason_of(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"  # without Python's [Errno 2]
-    line = " ".join(without_secrets(text).split())[:_MOST_CHARACTERS]
+    line = " ".join(without_secrets(text).split())[:_MAX_CHARACTERS]
     return clause(line or error)

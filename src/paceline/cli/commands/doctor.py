@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.commands.train import RUN_DIR, read_recipe_options
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.ssh.options import HostsOptions
@@ -132,7 +132,7 @@ def _from_here(path: str) -> str:
 def _examine_here(request: _DoctorRequest) -> int:
     from paceline.distributed.environment_check import examine
 
-    findings = examine(surroundings(), request.config.dist)
+    findings = examine(read_environment(), request.config.dist)
     if request.own.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -149,12 +149,16 @@ def _examine(request: _DoctorRequest, hosts: HostsOptions) -> int:
     from paceline.doctor.diagnosis import as_json
     from paceline.doctor.text_report import as_text
 
-    found = _found(request, hosts)
-    print(json.dumps(as_json(found), indent=2) if request.own.json else printable(as_text(found)))
-    return found.exit_code
+    diagnosis = _diagnose(request, hosts)
+    print(
+        json.dumps(as_json(diagnosis), indent=2)
+        if request.own.json
+        else printable(as_text(diagnosis))
+    )
+    return diagnosis.exit_code
 
 
-def _found(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
+def _diagnose(request: _DoctorRequest, options: HostsOptions) -> "Diagnosis":
     from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
 
     run_dir = request.given.get("run_dir")

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
@@ -55,8 +56,8 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
         UsageError: A file is there, or can't be written.
         StorageError: The disk is full.
     """
-    found = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
-    files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in found}
+    templates = sorted((_PROJECTS / kind).glob(f"*{_SUFFIX}"))
+    files = {directory / path.name.removesuffix(_SUFFIX): path.read_text() for path in templates}
     with writing(directory):
         # All or nothing: check every name before the first file is written.
         there = [path.name for path in files if path.exists() or path.is_symlink()]
@@ -65,8 +66,18 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
                 f"{directory} has {', '.join(there)} already, and nothing is overwritten: name a "
                 f"new directory, such as paceline init {kind} my-training"
             )
+        is_new, made = not directory.exists(), list[Path]()
         directory.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            with path.open("x") as file:
-                file.write(text)
+        try:
+            for path, text in files.items():
+                with path.open("x") as file:
+                    made.append(path)
+                    file.write(text)
+        except OSError:  # the disk is full: a second try must not be refused
+            for path in made:
+                path.unlink()
+            if is_new:
+                with suppress(OSError):  # somebody else has put something there
+                    directory.rmdir()
+            raise
     return [path.name for path in files]

@@ -47,9 +47,9 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(tokens):
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     where, rest = take_word(tokens, _USAGE, "the run directory")
-    found = read_options(_USAGE, _ABOUT, rest, _OPTIONS)
+    parsed = read_options(_USAGE, _ABOUT, rest, _OPTIONS)
     # PACELINE_NAME and the like in the environment are for trainings that begin.
-    given = {n: v for n, v in found.values.items() if found.sources[n] == ON_COMMAND_LINE}
+    given = {n: v for n, v in parsed.values.items() if parsed.sources[n] == ON_COMMAND_LINE}
     run = choose_run(where)
     problems: list[str] = []
     before = RunNotes.read(run, run.read_run(), problems)

@@ -32,7 +32,7 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.data.packed import list_broken, pack_images
 
     index = pack_images(
-        Path(source), Path(out), options, report=_say, progress=_progress(time.monotonic)
+        Path(source), Path(out), options, report=_print_line, progress=_progress(time.monotonic)
     )
     counts = ", ".join(f"{packed.num_images:,} {name}" for name, packed in index.splits.items())
     size = sum(packed.num_images for packed in index.splits.values()) * index.image_bytes
@@ -44,22 +44,23 @@ def main(tokens: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(printable(text), flush=True)
 
 
 def _progress(clock: Callable[[], float]) -> Callable[[int, int], None]:
-    """Print a line every few seconds."""
+    """Make what prints a line every few seconds: images done, of how many, and the rate."""
     started = last = clock()
     first: int | None = None
 
     def show(done: int, total: int) -> None:
+        """Print, where it is time; images of an earlier call don't count for the rate."""
         nonlocal last, first
         first = done if first is None else first
         now = clock()
         if now - last >= _REPORT_EVERY_S and done < total:
             last = now
             rate = (done - first) / (now - started)
-            _say(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
+            _print_line(f"{done:,} of {total:,} images, {rate:,.0f} images/s")
 
     return show

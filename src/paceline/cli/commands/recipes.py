@@ -22,16 +22,16 @@ _OPTIONS = output_options(
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     output = Output.take(parse_options("paceline recipes", _ABOUT, tokens, _OPTIONS))
-    found = {name: load_recipe(reference) for name, reference in BUILT_IN.items()}
+    recipes = {name: load_recipe(reference) for name, reference in BUILT_IN.items()}
     if output.json:
-        print_json({name: _described(recipe) for name, recipe in found.items()})
+        print_json({name: _described(recipe) for name, recipe in recipes.items()})
         return ExitCode.DONE
     if output.quiet:
-        print("\n".join(found))
+        print("\n".join(recipes))
         return ExitCode.DONE
     # For people: a line each, with --verbose also its arguments.
-    width = max(map(len, found))
-    for name, recipe in found.items():
+    width = max(map(len, recipes))
+    for name, recipe in recipes.items():
         default = " (the default)" if name == DEFAULT else ""
         line = f"{name:{width}}  {recipe.summary}{default}"
         print("\n".join(wrapped(line, line_width(sys.maxsize), " " * (width + 2))))

@@ -13,7 +13,7 @@ from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import config_named, file_name, refuse_another
-from paceline.distributed.environment import detect_launchers, surroundings
+from paceline.distributed.environment import detect_launchers, read_environment
 from paceline.distributed.options import DistOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.gradient_sync.options import without_other_methods
@@ -101,13 +101,9 @@ def main(tokens: Sequence[str]) -> int:
     # What may be said anew, compared with what the training began with.
     command = shlex.join(("paceline", "resume", where))
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
-    found = read_recipe_options(command, recipe, rest, own_options)
-    given = found.values
-    given.pop("config", None)
-    output = Output.take(given)
-    output.quieten(given)
-    choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
-    _copy_on(given, copies, choice)
+    parsed = read_recipe_options(command, recipe, rest, own_options)
+    given = parsed.values
+    output, choice, allowed = _take_own(given, copies)
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, allowed, recipe.path_arguments())
     config = TrainConfig.from_settings(settings)
@@ -126,7 +122,7 @@ def main(tokens: Sequence[str]) -> int:
     paths = tuple(sorted(recipe.paths_among(arguments)))
     plans = choice.plans_alone(config.launch.on)
     output.print_settings(
-        request, dict.fromkeys(settings, "run") | dict(found.sources), dry_run=plans
+        request, dict.fromkeys(settings, "run") | dict(parsed.sources), dry_run=plans
     )
     return _resume(request, config, past, choice, given, allowed, paths, output)
 
@@ -202,14 +198,27 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
     from paceline.cli.commands.copy import fetch
 
     where, rest = take_option(tokens, "--run-dir")
-    found = worker_here(LaunchOptions(), DistOptions())
-    if found is not None and found.world_size > 1:
+    placement = worker_here(LaunchOptions(), DistOptions())
+    if placement is not None and placement.world_size > 1:
         raise UsageError(
             "several workers were started, each of which would fetch the run: fetch it first, by "
             f"{command_line('copy', without_secrets(url), 'RUN_DIR')}, and resume RUN_DIR"
         )
     url, run = fetch(url, where)
     return str(run.path), rest, url.rpartition("/")[0]
+
+
+def _take_own(
+    given: dict[str, OptionValue], copies: str | None
+) -> tuple[Output, ClusterChoice, list[str]]:
+    """Take off what is the command's own; the training's options are left. See `_copy_on`."""
+    given.pop("config", None)
+    output = Output.take(given)
+    output.quieten(given)
+    choice = take_cluster_choice(given)
+    allowed = _names(given.pop("allow_change", ()))
+    _copy_on(given, copies, choice)
+    return output, choice, allowed
 
 
 def _copy_on(given: dict[str, OptionValue], copies: str | None, choice: ClusterChoice) -> None:
@@ -244,14 +253,10 @@ def _resume_script(
     own_options = [_ALLOW, CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*script_options().values(), *own_options]
     refuse_of_recipes(tokens, "The script's own arguments are those that the training began with")
-    found = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
-    given = found.values
+    parsed = read_options(shlex.join(("paceline", "resume", where)), _ABOUT, tokens, options)
+    given = parsed.values
     warn_of_variables([*training_options().values(), *options], is_script=True)
-    given.pop("config", None)
-    output = Output.take(given)
-    output.quieten(given)
-    choice, allowed = take_cluster_choice(given), _names(given.pop("allow_change", ()))
-    _copy_on(given, copies, choice)
+    output, choice, allowed = _take_own(given, copies)
     other_args = "--" in words and script_args != past.script_args
     if other_args and _SCRIPT_ARGS not in allowed:
         began = " ".join(past.script_args) or "none"
@@ -280,7 +285,7 @@ def _resume_script(
         command=("paceline", "resume", where, *words),
     )
     config = TrainConfig.from_settings(settings)
-    sources = dict.fromkeys(settings, "run") | dict(found.sources)
+    sources = dict.fromkeys(settings, "run") | dict(parsed.sources)
     output.print_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
     return _resume(request, config, past, choice, given, allowed, (), output)
 
@@ -349,7 +354,7 @@ def _resume(
         if place.rank == 0:
             warn_of_no_effect(place, given)
             alone = place.hosts is None and not place.started_apart
-            _say_what_is_gone(run, run.newest_step(), alone=alone)
+            _warn_of_missing_snapshot(run, run.newest_step(), alone=alone)
         say_starting(place, config.metrics.progress)
         from paceline.runtime.start import start  # after that has been said
 
@@ -361,9 +366,9 @@ def _resume(
 
 def _is_one_of_several(tokens: Sequence[str]) -> bool:
     """Tell whether other workers or nodes run this command as well, started one by one."""
-    found = detect_launchers(surroundings())
-    apart = any(placement.world_size > 1 for placement in found.workers)
-    apart = apart or (found.node is not None and found.node.nodes > 1)
+    launchers = detect_launchers(read_environment())
+    apart = any(placement.world_size > 1 for placement in launchers.workers)
+    apart = apart or (launchers.node is not None and launchers.node.nodes > 1)
     return apart or any(token.partition("=")[0] == "--rank" for token in tokens)
 
 
@@ -455,7 +460,7 @@ def _names(allowed: object) -> list[str]:
     return [str(name).replace("-", "_") for name in listed]
 
 
-def _say_what_is_gone(run: RunDirectory, step: int, *, alone: bool) -> None:
+def _warn_of_missing_snapshot(run: RunDirectory, step: int, *, alone: bool) -> None:
     if step < 0:
         unless = "" if alone else ", unless another host has one"
         print(

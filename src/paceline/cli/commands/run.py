@@ -53,9 +53,9 @@ def main(tokens: Sequence[str]) -> int:
     command = shlex.join(("paceline", "run", script))
     hint = f"Arguments of the script itself come after --: {command} -- ..."
     refuse_of_recipes(own, hint)
-    found = read_options(command, _ABOUT, own, options, f". {hint}")
+    parsed = read_options(command, _ABOUT, own, options, f". {hint}")
     warn_of_variables([*training_options().values(), *options], is_script=True)
-    given = merge_layers(found.values, found.of_file(), {})
+    given = merge_layers(parsed.values, parsed.of_file(), {})
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)
     output.quieten(given)
@@ -75,7 +75,7 @@ def main(tokens: Sequence[str]) -> int:
         return ExitCode.DONE
     config = TrainConfig.from_settings(given)
     plans = choice.plans_alone(config.launch.on)
-    output.print_settings(request, found.sources, dry_run=plans)
+    output.print_settings(request, parsed.sources, dry_run=plans)
     return begin(script, request, config, choice, given, where, output=output)
 
 

@@ -12,7 +12,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
-from paceline.results.find_runs import MOST_FOLDERS, MOST_LEVELS
+from paceline.results.find_runs import MAX_FOLDERS, MAX_LEVELS
 from paceline.results.run_directory import USUAL_FOLDER
 
 if TYPE_CHECKING:
@@ -58,18 +58,18 @@ def main(tokens: Sequence[str]) -> int:
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
 
     # Find all runs below the folder, then apply --filter, --sort and --reverse.
-    found = list_runs(root)
-    kept = sort_runs(filter_runs(found.entries, options.filter), options.sort)
+    listing = list_runs(root)
+    kept = sort_runs(filter_runs(listing.entries, options.filter), options.sort)
     if options.reverse:
         kept.reverse()
-    listed = replace(found, entries=tuple(kept))
-    if not found.whole:
+    listed = replace(listing, entries=tuple(kept))
+    if not listing.whole:
         note(
-            f"{root} is larger than what is looked through ({MOST_FOLDERS:,} folders, "
-            f"{MOST_LEVELS} levels): name a folder within it to see all runs there"
+            f"{root} is larger than what is looked through ({MAX_FOLDERS:,} folders, "
+            f"{MAX_LEVELS} levels): name a folder within it to see all runs there"
         )
     if not (listed.entries or options.html or options.json):
-        which = "No run matches" if found.entries else "There are no runs"
+        which = "No run matches" if listing.entries else "There are no runs"
         note(f"{which} in {root}")
     else:
         _show(listed, options)

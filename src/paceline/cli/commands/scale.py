@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.cli.scale_commands import fills, say, with_options
+from paceline.cli.scale_commands import fills, print_line, with_options
 from paceline.cli.scale_options import ABOUT, USAGE, ScaleRequest, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
@@ -84,7 +84,7 @@ def _scale(request: ScaleRequest) -> int:
         own_batch=fills(request.commands.script_args)
         or options.mode == "strong"
         or all(size.workers == 1 for size in request.sizes),
-        say=say,
+        print_line=print_line,
         keep=lambda: place.write(_as_it_stands(request, study, runner)),
     )
     runner.keep()
@@ -114,7 +114,7 @@ def _as_it_stands(request: ScaleRequest, study: Study, runner: Runner) -> Study:
 def _announce(request: ScaleRequest) -> None:
     counts = sorted({size.workers for size in request.sizes})
     batch = "its own batch" if request.batch is None else f"batch {request.batch:,}"
-    say(
+    print_line(
         f"Scaling of {request.commands.target}: {request.options.mode}, {batch} on one worker; "
         f"workers {', '.join(map(str, counts))}; {len(request.plan)} measurements of "
         f"{request.options.seconds:g} s in {request.place.path}"

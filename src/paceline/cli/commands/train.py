@@ -61,8 +61,8 @@ def main(tokens: Sequence[str]) -> int:
     if not is_named and wants_help(rest):
         command, which = "paceline train RECIPE", _WHICH
     own_options = [RUN_DIR, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
-    found = read_recipe_options(command, recipe, rest, own_options, which)
-    given, sources = found.values, found.sources
+    parsed = read_recipe_options(command, recipe, rest, own_options, which)
+    given, sources = parsed.values, parsed.sources
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)
     # Separate what is the command's, the recipe's and the training's own.
@@ -71,7 +71,7 @@ def main(tokens: Sequence[str]) -> int:
     arguments = recipe.resolved({n: v for n, v in given.items() if n in own})
     options = {n: v for n, v in given.items() if n not in own}
     output.quieten(options)
-    settings = merge_layers(options, found.of_file(), recipe.settings)
+    settings = merge_layers(options, parsed.of_file(), recipe.settings)
     config = TrainConfig.from_settings(settings)
     refuse_idle(config, [name for name in options if name in settings])
     given = {n: v for n, v in given.items() if n in settings or n not in options}
@@ -207,6 +207,7 @@ def read_recipe_options(
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
     reserved = {name for option in (*options, *extra) for name in option.own_names}
+    # An argument by an option's name could be given for neither.
     for argument in arguments:
         if argument.name in reserved:
             raise UsageError(
@@ -215,6 +216,6 @@ def read_recipe_options(
             )
     about = f"{which} {recipe.summary} {_ENVIRONMENT}".strip()
     known = [*arguments, *options, *extra]
-    found = read_options(command, about, tokens, known)
+    parsed = read_options(command, about, tokens, known)
     warn_of_variables(known)
-    return found
+    return parsed

@@ -13,7 +13,7 @@ from paceline.cli.scale_commands import (
     StudyHosts,
     fills,
     idle_without,
-    say,
+    print_line,
     spelled,
     usual_method,
     with_options,
@@ -104,6 +104,7 @@ def main(tokens: Sequence[str]) -> int:
 
 def _in_its_directory(request: _TuneRequest, tuner: Tuner) -> int:
     run = RunDirectory(request.place)
+    # A directory that the user named may hold this tuning, to resume; another one is always new.
     if request.options.tune_dir is None:
         run = run.claim()
         request, tuner.place = replace(request, place=run.path), run.path
@@ -113,6 +114,7 @@ def _in_its_directory(request: _TuneRequest, tuner: Tuner) -> int:
         try:
             with signals_raised():
                 tuner.run()
+        # Stopped: what is measured by then is kept, and shown.
         except (InterruptedStudyError, KeyboardInterrupt):
             tuner.tried = [replace(tried, is_stopped=True) for tried in tuner.tried]
             _write(request, tuner)
@@ -141,14 +143,15 @@ def _read(tokens: Sequence[str]) -> _TuneRequest:
     target.check()
     if fills(target.script_args):
         raise UsageError("{global_batch} in a script's arguments is for paceline scale")
-    options, found = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
-    usual = usual_method(found.values, target.settings)
+    options, parsed = parse_with_own(TuneOptions, command, _ABOUT, target.own, listed, _NOT_OURS)
+    # What no trial can use is noted and left out, or refused; hosts are apart from what is trained.
+    usual = usual_method(parsed.values, target.settings)
     idle = dict.fromkeys(
-        idle_of_methods((usual,), found.values), f"has no effect in trials with --sync {usual}"
+        idle_of_methods((usual,), parsed.values), f"has no effect in trials with --sync {usual}"
     )
     if not options.check_quality:
-        idle |= idle_without("--check-quality", found.values, is_script=target.is_script)
-    given = without_idle(found, idle)
+        idle |= idle_without("--check-quality", parsed.values, is_script=target.is_script)
+    given = without_idle(parsed, idle)
     _check_output(Path(options.output).expanduser())
     hosts = StudyHosts.split_from(given)
     arguments = {argument.name for argument in recipe.arguments()} if recipe else set()
@@ -224,11 +227,8 @@ def _tuner(request: _TuneRequest) -> Tuner:
     Raises:
         UsageError: It can't be trained so.
     """
-    config, target, hosts = (
-        TrainConfig.from_settings(request.settings),
-        request.target,
-        request.hosts,
-    )
+    config = TrainConfig.from_settings(request.settings)
+    target, hosts = request.target, request.hosts
     if hosts.listed and "workers" in request.given:
         raise UsageError("--workers is for this machine; with --hosts each has its own number")
     workers = hosts.slots or local_place(config).workers
@@ -239,6 +239,7 @@ def _tuner(request: _TuneRequest) -> Tuner:
         batch = DEFAULT_GLOBAL_BATCH
 
     def commands(given: Mapping[str, OptionValue], seconds: float) -> StudyCommands:
+        """Make what writes the commands of trials with these options, each of so many seconds."""
         return StudyCommands(
             target=target.name,
             is_script=target.is_script,
@@ -270,7 +271,7 @@ def _tuner(request: _TuneRequest) -> Tuner:
         budget_s=parse_duration_s(request.options.budget),
         seconds=request.options.seconds,
         check_quality=request.options.check_quality,
-        say=say,
+        print_line=print_line,
     )
 
 
@@ -346,6 +347,7 @@ def _options(tried: Tried) -> str:
 
 def _end(request: _TuneRequest, tuner: Tuner) -> int:
     print(f"\n{_as_text(tuner)}\n", flush=True)
+    # Only what was measured again, and is faster still, is written down.
     best = tuner.confirmed
     if best is None or not best.is_recommended:
         return _end_as_it_is(request, tuner)
@@ -355,6 +357,7 @@ def _end(request: _TuneRequest, tuner: Tuner) -> int:
         f"{_HEAD}{request.target.name} is {speed}",
         *(as_toml(n, v) for n, v in settings.items()),
     ]
+    # As a file for --config; for a script also as arguments of `paceline.session`.
     path = Path(request.options.output).expanduser()
     with writing(path):
         write_atomic(path, ("\n".join(lines) + "\n").encode())

@@ -152,14 +152,14 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         show_help(command, _ABOUT, listed, target.own)
     refuse_script_args(() if target.is_script else target.script_args)
     # Settings of the training, without those of this command.
-    found = read_options(command, _ABOUT, target.own, listed, settled=_NOT_OURS)
-    given = found.values
+    parsed = read_options(command, _ABOUT, target.own, listed, settled=_NOT_OURS)
+    given = parsed.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
     if recipe is None:
-        settings = merge_layers(settings, found.of_file(), {})
+        settings = merge_layers(settings, parsed.of_file(), {})
         request = _script_request(target.name, settings, target.script_args)
     else:
-        request = _recipe_request(target.name, recipe, settings, found.of_file())
+        request = _recipe_request(target.name, recipe, settings, parsed.of_file())
     config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
     options = pick(VerifyOptions, given)
@@ -190,11 +190,12 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
     """Read the options that stand before a launching command."""
     listed = _listed_options()
     refuse_another(f"the command names {command.script}", None, config_named(tokens))
-    found = read_options("paceline verify", _ABOUT, tokens, listed, settled=_NOT_OURS)
-    given = found.values
+    parsed = read_options("paceline verify", _ABOUT, tokens, listed, settled=_NOT_OURS)
+    given = parsed.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
-    settings = merge_layers(settings, found.of_file(), {})
+    settings = merge_layers(settings, parsed.of_file(), {})
     options = pick(VerifyOptions, given)
+    # Where --workers isn't given, the command itself may say how many workers it starts.
     numbers = options.workers if "workers" in given else ""
     workers = _numbers_of(command, numbers, single=options.resume)
     check_machine(max(workers))
@@ -417,14 +418,14 @@ def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace")
         "paceline": __version__,
         "torch": first.torch,
     }
-    found = {**content, "exit_code": int(code), "ran": ran}
+    record = {**content, "exit_code": int(code), "ran": ran}
     if request.json is not None:
         with writing(Path(request.json)):
-            write_json(Path(request.json), found)
+            write_json(Path(request.json), record)
     if request.html is not None:
         from paceline.report.verification import write_verification
 
-        write_verification(found, Path(request.html).absolute())
+        write_verification(record, Path(request.html).absolute())
     return code
 
 
@@ -474,9 +475,9 @@ def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
         cut_at=request.steps,
     )
     limits = given_limits(LEAST if request.tolerance is None else request.tolerance)
-    found = compare_resumed(launches, limits)
+    result = compare_resumed(launches, limits)
     named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
-    return resume_text(found), resume_json(found), named
+    return resume_text(result), resume_json(result), named
 
 
 def _is_on_cpu(request: VerifyRequest) -> bool:

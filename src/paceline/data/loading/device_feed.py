@@ -69,7 +69,7 @@ class DeviceFeed:
         computing.wait_event(in_flight.arrived)
 
         def used_here(tensor: Tensor) -> Tensor:
-            # Its memory is the copying stream's: not to be given out again before this one is done.
+            """Keep the copying stream, whose memory it is, from reusing it before this one ends."""
             tensor.record_stream(computing)
             return tensor
 

@@ -325,13 +325,9 @@ def _training_work(
     """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
     for step_share in shares:
         indices = order[step_share.start : step_share.stop]
-        # Without samples of its own a worker reads the batch's first one as a stand-in.
-        read = (
-            indices if len(indices) else order[step_share.batch_start : step_share.batch_start + 1]
-        )
-        start = step_share.start if len(indices) else step_share.batch_start
-        places = tuple(range(start, start + len(read))) if in_places else ()
-        request = ItemRequest(plan.seed, plan.epoch, tuple(read.tolist()), places)
+        start, stop = step_share.to_read
+        places = tuple(range(start, stop)) if in_places else ()
+        request = ItemRequest(plan.seed, plan.epoch, tuple(order[start:stop].tolist()), places)
         yield _Work(request, indices, step_share.total, step_share.last, step_share.part)
 
 

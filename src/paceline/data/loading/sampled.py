@@ -14,7 +14,7 @@ from paceline.data.order import Indices
 from paceline.data.splitmix import Domain
 from paceline.errors import DataError
 
-_MOST_BATCHES = 10_000_000
+_MAX_BATCHES = 10_000_000
 
 
 @final
@@ -90,10 +90,10 @@ class SampledOrder:
                     self._draw(passed)
             self._last = epoch, self._draw(epoch)
             # Steps per epoch are settled by the first one, the schedule follows from them.
-            if (found := self._count(self._last[1])) != expected:
+            if (drawn := self._count(self._last[1])) != expected:
                 what = "batches" if self.in_batches else "samples"
                 raise DataError(
-                    f"the {self._name} drew {found:,} {what} in epoch {epoch + 1} and {expected:,} "
+                    f"the {self._name} drew {drawn:,} {what} in epoch {epoch + 1} and {expected:,} "
                     f"in the first: every epoch has as many steps, so draw as many {what} in each"
                 )
         return self._last[1]
@@ -109,8 +109,8 @@ class SampledOrder:
         self._next = max(self._next, epoch + 1)
         # The same on every worker: seeded, and drawn by each for itself.
         with seeded(Domain.ORDER, self._seed, epoch):
-            drawn = list(islice(self.sampler, _MOST_BATCHES if self.in_batches else None))
-        if self.in_batches and len(drawn) == _MOST_BATCHES:
+            drawn = list(islice(self.sampler, _MAX_BATCHES if self.in_batches else None))
+        if self.in_batches and len(drawn) == _MAX_BATCHES:
             raise DataError(f"the {self._name} goes on without an end: an epoch has to have one")
         try:
             if not self.in_batches:

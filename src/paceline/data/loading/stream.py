@@ -132,9 +132,7 @@ class StreamSource(BatchSource):
                 self._begin(items, plan.epoch)
             self._note(first)
             for step_share in step_shares(replace(plan, global_batch=len(items)), len(items), 0):
-                # Without a share, one sample stands in, as collectives need this worker's backward
-                # pass.
-                own_items = items[step_share.start : step_share.stop] or items[:1]
+                own_items = items[slice(*step_share.to_read)]
                 indices = np.arange(
                     start + step_share.start, start + step_share.stop, dtype=np.int64
                 )

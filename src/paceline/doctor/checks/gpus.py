@@ -54,7 +54,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     shown = {host: described(known.gpus) for host, known in facts.items()}
     models = {host: sorted(set(known.gpus.names)) for host, known in facts.items()}
     # Within a host.
-    mixed = [host for host, found in models.items() if len(found) > 1]
+    mixed = [host for host, names in models.items() if len(names) > 1]
     for host in mixed:
         yield warning(
             host,
@@ -62,7 +62,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             f"{shown[host]}: the slowest sets the pace. Use --balance, or GPUs of one kind",
         )
     # Between hosts: each against what most of them have.
-    named = {host: " and ".join(found) or "none" for host, found in models.items()}
+    named = {host: " and ".join(names) or "none" for host, names in models.items()}
     usual = common(list(named.values())) if named else ""
     for host, model in named.items():
         if model == usual or host in mixed:

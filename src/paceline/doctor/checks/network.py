@@ -132,8 +132,8 @@ def check_ports(
     targets = list(dict.fromkeys(target for _, target in contacts))
     # Ports, by the host that listens on them.
     for target in targets:
-        found = {s: contact for (s, t), contact in contacts.items() if t == target}
-        yield from _ports_of(target, found, addresses.get(target, "?"), port_ranges[target])
+        incoming = {s: contact for (s, t), contact in contacts.items() if t == target}
+        yield from _ports_of(target, incoming, addresses.get(target, "?"), port_ranges[target])
     # Routes: a host should leave by the address at which it is reached.
     for (source, target), contact in contacts.items():
         own = addresses.get(source, "")
@@ -153,15 +153,15 @@ def check_ports(
 
 
 def _ports_of(
-    target: str, found: Mapping[str, Contact], address: str, port_range: tuple[int, int]
+    target: str, incoming: Mapping[str, Contact], address: str, port_range: tuple[int, int]
 ) -> Iterator[CheckResult]:
     """Check one host's ports: in one line where all the others say the same."""
     low, high = port_range
     # Nothing gets through from these.
-    shut = [source for source, contact in found.items() if not contact.open_ports]
+    shut = [source for source, contact in incoming.items() if not contact.open_ports]
     if shut:
-        contact = found[shut[0]]
-        everybody = len(shut) == len(found) > 1
+        contact = incoming[shut[0]]
+        everybody = len(shut) == len(incoming) > 1
         who = "none of the others reaches" if everybody else f"{listed(shut)} can't reach"
         yield CheckResult(
             hosts=(target,) if everybody else (*shut, target),
@@ -173,9 +173,9 @@ def _ports_of(
             "by --interface",
         )
     # A firewall lets some ports through from these.
-    half = [s for s, contact in found.items() if contact.open_ports and contact.closed_ports]
+    half = [s for s, contact in incoming.items() if contact.open_ports and contact.closed_ports]
     if half:
-        contact = found[half[0]]
+        contact = incoming[half[0]]
         yield CheckResult(
             hosts=(*half, target),
             what="ports",
@@ -189,7 +189,7 @@ def _ports_of(
 
 def check_congestion(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     """Say which congestion control TCP has, since streams that meet in one link go by it."""
-    known = {host: found.network.congestion for host, found in facts.items()}
+    known = {host: host_facts.network.congestion for host, host_facts in facts.items()}
     for host, name in known.items():
         hint = _ON_BBR if name.startswith("bbr") and len(facts) > 1 else ""
         if name:

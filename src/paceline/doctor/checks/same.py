@@ -28,7 +28,7 @@ def check_versions(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             yield fault(host, "torch", text)
     # Each package against the version that most hosts have.
     versions = {host: dict(known.software.versions) for host, known in facts.items()}
-    names = list(dict.fromkeys(name for found in versions.values() for name in found))
+    names = list(dict.fromkeys(name for installed in versions.values() for name in installed))
     differing = {name: _differing(name, versions) for name in names}
     for name, others in differing.items():
         for host, (own, usual) in others.items():
@@ -38,9 +38,9 @@ def check_versions(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             yield state(host, "versions", text)
     # Hosts without a finding are well: show their main versions.
     wrong = {host for others in differing.values() for host in others}
-    for host, found in versions.items():
+    for host, installed in versions.items():
         if host not in wrong:
-            shown = [f"{name} {found[name]}" for name in _SHOWN if name in found]
+            shown = [f"{name} {installed[name]}" for name in _SHOWN if name in installed]
             yield ok(host, "versions", ", ".join(shown))
 
 
@@ -61,12 +61,12 @@ def _differing(
     name: str, versions: Mapping[str, Mapping[str, str]]
 ) -> Mapping[str, tuple[str, str]]:
     """List the hosts with another version than most: theirs, and the usual one."""
-    values = [found.get(name, "none") for found in versions.values()]
+    values = [installed.get(name, "none") for installed in versions.values()]
     usual = common(values)
     return {
-        host: (found.get(name, "none"), usual)
-        for host, found in versions.items()
-        if found.get(name, "none") != usual
+        host: (installed.get(name, "none"), usual)
+        for host, installed in versions.items()
+        if installed.get(name, "none") != usual
     }
 
 
@@ -75,14 +75,14 @@ def check_processors(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
     kinds = {h: (f.machine.processor, f.machine.capability) for h, f in facts.items()}
     shown = {host: f"{name} ({kind})" if kind else name for host, (name, kind) in kinds.items()}
     usual = common(list(shown.values())) if shown else ""
-    for host, found in shown.items():
-        if found == usual:
-            yield ok(host, "processor", found)
+    for host, own in shown.items():
+        if own == usual:
+            yield ok(host, "processor", own)
         else:
             yield warning(
                 host,
                 "processor",
-                f"{found}, and {usual} on the others: the slowest sets the pace, and with --shards "
+                f"{own}, and {usual} on the others: the slowest sets the pace, and with --shards "
                 "the bits may depend on which host computes",
             )
 
@@ -145,20 +145,20 @@ def check_files(writer: str, place: str, seen: Mapping[str, bool]) -> Iterator[C
 
 
 def check_data(
-    found: Mapping[str, Mapping[str, str]], problems: Mapping[str, str]
+    data: Mapping[str, Mapping[str, str]], problems: Mapping[str, str]
 ) -> Iterator[CheckResult]:
     """Compare the data sets of a recipe.
 
     Args:
-        found: What each host has, by host and name of the set.
+        data: What each host has, by host and name of the set.
         problems: Why a host's can't be read.
     """
     for host, problem in problems.items():
         yield fault(host, "data", f"{problem} (the recipe and its data must be on every host)")
-    names = list(dict.fromkeys(name for sets in found.values() for name in sets))
+    names = list(dict.fromkeys(name for sets in data.values() for name in sets))
     for name in names:
-        usual = common([sets.get(name, "none") for sets in found.values()])
-        for host, sets in found.items():
+        usual = common([sets.get(name, "none") for sets in data.values()])
+        for host, sets in data.items():
             own = sets.get(name, "none")
             if own == usual:
                 yield ok(host, "data", f"{name}: {own}")

@@ -56,8 +56,8 @@ class AllReduce:
 
 def size_to_reduce(links: Sequence[HostLink]) -> int:
     """Choose how much to add up so that it takes a moment on the slowest link."""
-    found = slowest(links)
-    rate = (found.best_bytes_per_s or 0.0) if found is not None else 0.0
+    link = slowest(links)
+    rate = (link.best_bytes_per_s or 0.0) if link is not None else 0.0
     return max(_MIN_BYTES, min(_MAX_BYTES, int(rate * _TIME_S))) // 4096 * 4096
 
 
@@ -78,8 +78,8 @@ def check_links(
         yield _many_slow(rest)
     else:
         yield from map(_slow, rest)
-    if (found := slowest(links)) is not None:
-        yield _bandwidth(found, hosts)
+    if (worst := slowest(links)) is not None:
+        yield _bandwidth(worst, hosts)
     others = {host: choice for host, choice in choices.items() if host not in slow_in_all}
     yield from _below_interface(links, others)
 
@@ -123,9 +123,9 @@ def _slow(slow: Slow) -> CheckResult:
 
 
 def _many_slow(slow: Sequence[Slow]) -> CheckResult:
-    worst = sorted(slow, key=lambda found: found.link.best_bytes_per_s or 0.0)[:_MAX_SLOW]
+    worst = sorted(slow, key=lambda each: each.link.best_bytes_per_s or 0.0)[:_MAX_SLOW]
     named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
-    shown = ", ".join(f"{found.link.source} to {found.link.target}" for found in worst)
+    shown = ", ".join(f"{each.link.source} to {each.link.target}" for each in worst)
     text = f"{len(slow)} links are much slower than usual ({shown} and others): two racks or zones?"
     return CheckResult(hosts=tuple(named), what="links", state="warning", text=text)
 
@@ -164,34 +164,34 @@ def _below_interface(
 
 
 def check_all_reduce(
-    found: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]
+    reduced: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]
 ) -> CheckResult:
     """Check the all-reduce over all hosts, against the slowest link."""
 
     def result(state: State, text: str) -> CheckResult:
         return CheckResult(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
 
-    rate = found.bus_bytes_per_s
-    if rate is None or found.seconds is None:
+    rate = reduced.bus_bytes_per_s
+    if rate is None or reduced.seconds is None:
         return result(
             "fault",
-            f"over {found.backend} it failed: {clause(found.problem)}. Mend the faults above "
+            f"over {reduced.backend} it failed: {clause(reduced.problem)}. Mend the faults above "
             "first; then see docs/reference/backends.md for what the backend needs",
         )
-    if not found.is_right:
+    if not reduced.is_right:
         return result(
             "fault",
-            f"over {found.backend} its result is wrong: a network card, a GPU or memory damages "
+            f"over {reduced.backend} its result is wrong: a network card, a GPU or memory damages "
             "data. Take hosts out until it is right; don't train on them",
         )
     text = (
-        f"{show_bytes(found.size_bytes)} over {found.backend} in {show_time(found.seconds)}, "
+        f"{show_bytes(reduced.size_bytes)} over {reduced.backend} in {show_time(reduced.seconds)}, "
         f"right, {show_bandwidth(rate)} on each host"
     )
     # It should come near the slowest link, or what Gloo can do at best.
     link = slowest(links)
     limit = (link.best_bytes_per_s or 0.0) if link is not None else 0.0
-    if found.backend == "gloo":
+    if reduced.backend == "gloo":
         limit = min(limit, _GLOO_BYTES_PER_S)
     if rate < _SHARE_OF_LINK * limit:
         return result(

@@ -69,21 +69,21 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
     tried = {port: client.try_port(port) for port in peer.ports}
     opened = tuple(port for port, problem in tried.items() if not problem)
     closed = tuple(port for port, problem in tried.items() if problem)
-    found = Contact(
+    contact = Contact(
         open_ports=opened,
         closed_ports=closed,
         problem=next((problem for problem in tried.values() if problem), ""),
     )
     if not opened:
-        return found
+        return contact
     # Over the first open port: the clock, the route, and the packets.
     usable = PeerClient(replace(peer, ports=opened), tokens)
     with suppress(OSError, ValueError):
         ahead_s, error_s = usable.compare_clocks()
-        found = replace(found, clock_ahead_s=ahead_s, clock_error_s=error_s)
+        contact = replace(contact, clock_ahead_s=ahead_s, clock_error_s=error_s)
     with suppress(OSError, ValueError):
-        found = replace(found, source=usable.source())
-    return replace(found, largest_packet=usable.largest_packet(mtu))
+        contact = replace(contact, source=usable.source())
+    return replace(contact, largest_packet=usable.largest_packet(mtu))
 
 
 def measure(peer: Peer, tokens: Tokens, duration_s: float, own_name: str) -> HostLink:

@@ -40,8 +40,8 @@ def cgroup_limits(
     except OSError:
         return CgroupLimits(cores=None, memory_bytes=None)
     groups = list(_groups(lines, root))
-    cores = [found for group in groups if (found := _cores(group)) is not None]
-    memory = [found for group in groups if (found := _memory(group)) is not None]
+    cores = [limit for group in groups if (limit := _cores(group)) is not None]
+    memory = [limit for group in groups if (limit := _memory(group)) is not None]
     return CgroupLimits(
         cores=min(cores, default=None),
         memory_bytes=min(memory, default=None),
@@ -183,14 +183,14 @@ def gpu_facts() -> GpuFacts:
     import torch
 
     try:
-        found = torch.accelerator.current_accelerator(check_available=True)
-        if found is None or found.type not in _KINDS:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None or accelerator.type not in _KINDS:
             return GpuFacts()
-        module = torch.get_device_module(found)
-        devices = [f"{found.type}:{i}" for i in range(torch.accelerator.device_count())]
+        module = torch.get_device_module(accelerator)
+        devices = [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
         memory = [module.mem_get_info(device) for device in devices]
         return GpuFacts(
-            kind=found.type,
+            kind=accelerator.type,
             names=tuple(str(module.get_device_name(device)) for device in devices),
             memory_bytes=tuple(int(total) for _, total in memory),
             free_bytes=tuple(int(free) for free, _ in memory),

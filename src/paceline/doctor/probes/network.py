@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.distributed.environment import surroundings
+from paceline.distributed.environment import read_environment
 from paceline.distributed.interface import find_route, is_loopback
 from paceline.doctor.facts import EPHEMERAL, Interface, NetworkFacts
 from paceline.errors import PacelineError
@@ -26,7 +26,7 @@ def network_facts() -> NetworkFacts:
         hostname=hostname,
         hostname_means=meaning_of(hostname),
         default_address=_default_address(),
-        ssh_address=ssh_address(surroundings()),
+        ssh_address=ssh_address(read_environment()),
         interfaces=tuple(_interfaces()),
         port_range=_port_range(_PORT_RANGE),
         congestion=_congestion(_CONGESTION),
@@ -41,10 +41,10 @@ def meanings(names: Sequence[str]) -> Mapping[str, str | None]:
 def meaning_of(name: str) -> str | None:
     """Give the address that a name stands for here, an IPv4 one where there is one."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return None
-    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+    return str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def _default_address() -> str:
@@ -55,7 +55,7 @@ def _default_address() -> str:
 
 
 def _interfaces() -> list[Interface]:
-    states, found = psutil.net_if_stats(), []
+    states, interfaces = psutil.net_if_stats(), []
     for name, entries in psutil.net_if_addrs().items():
         state = states.get(name)
         # Without link-local addresses, which hold on one link only; IPv4 before IPv6.
@@ -63,7 +63,7 @@ def _interfaces() -> list[Interface]:
         usable = [a for a in families if not a.partition("%")[0].startswith("fe80:")]
         if state is not None and state.isup and usable:
             ordered = sorted(usable, key=lambda address: _FAMILIES.index(families[address]))
-            found.append(
+            interfaces.append(
                 Interface(
                     name=name,
                     addresses=tuple(ordered),
@@ -71,7 +71,7 @@ def _interfaces() -> list[Interface]:
                     speed_bytes_per_s=_speed(name, state.speed),
                 )
             )
-    return sorted(found, key=lambda interface: is_loopback(interface.addresses[0]))
+    return sorted(interfaces, key=lambda interface: is_loopback(interface.addresses[0]))
 
 
 def _speed(name: str, megabits_per_s: int) -> float | None:

@@ -114,11 +114,11 @@ class ProbeServer:
 def _listening(address: str, port_range: tuple[int, int]) -> list[socket.socket]:
     """Listen on a port that the kernel gives, and near both ends of those that it may give."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    found = [socket.create_server((address, 0), family=family)]
+    listeners = [socket.create_server((address, 0), family=family)]
     low, high = port_range
     for ports in (range(low, low + _TRIES), range(high, high - _TRIES, -1)):
-        found += _first_free(address, family, ports)
-    return found[:_PORTS]
+        listeners += _first_free(address, family, ports)
+    return listeners[:_PORTS]
 
 
 def _first_free(

@@ -2,12 +2,12 @@
 
 import hashlib
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline._version import __version__
 from paceline.distributed.system_gpus import driver_version
 from paceline.doctor.facts import SoftwareFacts
+from paceline.launch.ssh.agent import installed_version
 
 _LIBRARIES = ("torch", "numpy", "torchvision")
 _FIRST = 12
@@ -16,18 +16,18 @@ _PACKAGE = Path(__file__).parents[2]
 
 def software_facts() -> SoftwareFacts:
     """List versions; imports torch."""
-    found = {
+    versions = {
         "Paceline": __version__,
         "Paceline's code": code_hash(_PACKAGE),
         "Python": platform.python_version(),
-        **{library: _version_of(library) for library in _LIBRARIES},
+        **{library: installed_version(library) for library in _LIBRARIES},
     }
     driver = {} if (known := driver_version()) is None else {"driver": known}
     try:
-        return SoftwareFacts(versions=found | _of_torch() | driver)
+        return SoftwareFacts(versions=versions | _of_torch() | driver)
     except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
         problem = f"{type(error).__name__}: {error}"
-        return SoftwareFacts(versions=found | driver, torch_problem=problem)
+        return SoftwareFacts(versions=versions | driver, torch_problem=problem)
 
 
 def code_hash(package: Path) -> str:
@@ -50,19 +50,12 @@ def capability() -> str:
 def _of_torch() -> dict[str, str]:
     import torch
 
-    found = {}
+    versions = {}
     if torch.version.cuda:
-        found["CUDA"] = torch.version.cuda
+        versions["CUDA"] = torch.version.cuda
     if torch.version.hip:
-        found["ROCm"] = torch.version.hip
+        versions["ROCm"] = torch.version.hip
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl = torch.cuda.nccl.version()
-        found["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
-    return found
-
-
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
+        versions["NCCL"] = ".".join(map(str, nccl)) if isinstance(nccl, tuple) else str(nccl)
+    return versions

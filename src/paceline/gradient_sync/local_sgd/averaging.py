@@ -92,7 +92,7 @@ class LocalSteps:
         self.is_apart, self._is_even = False, True
 
     def moved(self) -> None:
-        """Heed that weights may have changed since the last step: one is under way. Local."""
+        """Note that weights may have changed since the last step: one is under way. Local."""
         self.is_apart, self._is_even = True, False
 
     def after(self, step: int) -> None:

@@ -9,7 +9,7 @@ from paceline.gradient_sync.options import SyncPrecision
 
 BLOCK = 256
 """Elements that share a scale: 1.6 % more bytes, and a large element spoils few others."""
-_MOST = 127
+_MAX_CODE = 127
 _SCALE_BYTES = 4
 
 
@@ -46,11 +46,11 @@ class ByteCodec:
     def encode(self, rows: Tensor) -> Tensor:
         """Round to (R, S + 4 * S / BLOCK) uint8, the scales at the end of each row."""
         blocks = rows.to(torch.float32).view(len(rows), -1, BLOCK)  # (R, S / BLOCK, BLOCK)
-        scales = blocks.abs().amax(2, keepdim=True) / _MOST  # (R, S / BLOCK, 1)
+        scales = blocks.abs().amax(2, keepdim=True) / _MAX_CODE  # (R, S / BLOCK, 1)
         divisors = torch.where(scales == 0, torch.ones_like(scales), scales)
         # A scale that isn't finite makes its block so when decoded, whatever the codes are.
-        steps = (blocks / divisors).round_().nan_to_num_(0.0, _MOST, -_MOST)
-        codes = steps.clamp_(-_MOST, _MOST).to(torch.int8)
+        steps = (blocks / divisors).round_().nan_to_num_(0.0, _MAX_CODE, -_MAX_CODE)
+        codes = steps.clamp_(-_MAX_CODE, _MAX_CODE).to(torch.int8)
         return torch.cat(
             [codes.view(len(rows), -1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1
         )

@@ -87,11 +87,11 @@ class LocalLayout:
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Show a flat buffer as the parameters' shapes: views, by name."""
-        found = {}
+        views = {}
         for name, parameter in self.parameters.items():
             numbers = _numbers(parameter)
-            found[name] = flat.as_strided(numbers.shape, numbers.stride(), self._offsets[name])
-        return found
+            views[name] = flat.as_strided(numbers.shape, numbers.stride(), self._offsets[name])
+        return views
 
     def put(self, flat: Tensor, values: Mapping[str, Tensor]) -> None:
         """Fill a flat buffer with what `named` showed."""

@@ -23,7 +23,7 @@ from paceline.gradient_sync.buckets import ALIGNMENT, Bucket, Layout, rounded_up
 from paceline.gradient_sync.ordered.chunk_tuner import CUTS, ChunkTuner, Cut
 from paceline.gradient_sync.ordered.reduction_tree import additions, roots
 
-LEAST_BYTES = 8 << 10
+MIN_BYTES = 8 << 10
 """What one worker sends another at once, at least: smaller messages gain nothing anywhere."""
 
 
@@ -288,8 +288,8 @@ class Exchange:
     ) -> Iterator[Piece]:
         """Cut buffers into pieces, and these into equal, aligned parts; a small rest stays one."""
         slices, most_slices = len(sums[0]) // self._workers, most // self._workers
-        # A piece is a whole number of aligned parts, none of them below LEAST_BYTES.
-        finest, least = cut.parts * ALIGNMENT, cut.parts * LEAST_BYTES // sums[0].itemsize
+        # A piece is a whole number of aligned parts, none of them below MIN_BYTES.
+        finest, least = cut.parts * ALIGNMENT, cut.parts * MIN_BYTES // sums[0].itemsize
         step = rounded_up(min(max(most_slices // cut.pieces, least), most_slices), finest)
         for begin in range(0, slices, step):
             end = min(begin + step, slices)
@@ -339,6 +339,7 @@ class Exchange:
             self._add_and_spread(piece)
 
     def _scatter(self, part: _Part) -> dist.Work:
+        """Begin stage 1 of a part: each worker gets its slice of all subtrees' sums."""
         if self._is_even:
             return _started(
                 dist.all_to_all_single(
@@ -349,10 +350,8 @@ class Exchange:
         # Several subtrees: interleave their slices so that each receiver's lie together.
         sent = part.room.view(self._workers, self._own, size)
         torch.stack([s.view(self._workers, size) for s in part.sums], 1, out=sent)
-        output_splits, input_splits = (
-            [count * size for count in self._counts],
-            [self._own * size] * self._workers,
-        )
+        output_splits = [count * size for count in self._counts]
+        input_splits = [self._own * size] * self._workers
         return _started(
             dist.all_to_all_single(
                 part.received,
@@ -365,6 +364,7 @@ class Exchange:
         )
 
     def _add_and_spread(self, piece: Piece) -> None:
+        """Wait for stage 1, add up this worker's slice, and begin stage 2."""
         for part in piece.parts:
             _started(part.work).wait()
             # The tree's order, never the order of arrival.

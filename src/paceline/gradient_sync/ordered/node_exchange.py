@@ -172,7 +172,7 @@ class NodeExchange:
         """
         self._memory.post(bytes([_FAILED if failure else _FINISHED]))
         self._ends[self.rank].append(bool(failure))
-        # Until this node's workers have all been heard, and all owners' slices are complete.
+        # Until this node's workers have all finished, and all owners' slices are complete.
         if self._across is not None:
             with self._reports_lost_link():
                 self._finish_across(self._across)
@@ -275,6 +275,7 @@ class NodeExchange:
             self._add_up(self._waiting.popleft())
 
     def _add_up(self, own: _Slice) -> None:
+        """Take a slice through phase 2, and begin phase 3 or end with 4."""
         for chunk in own.chunks:
             for left, right in chunk.additions:
                 left.add_(right)

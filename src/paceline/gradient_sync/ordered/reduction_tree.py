@@ -37,17 +37,17 @@ def additions(nodes: Sequence[Node], shards: int) -> tuple[list[tuple[int, int]]
         Pairs of positions in `nodes`: the second is to be added to the first, in this order. Then
         the positions at which sums are left: those of `roots`, for all shards position 0 alone.
     """
-    found = []
+    pairs = []
 
     def add(left: int, right: int) -> int:
         """Note an addition instead of doing it: the sum is where the left term was."""
-        found.append((left, right))
+        pairs.append((left, right))
         return left
 
     tree = TreeSum(shards, add)
     for position, node in enumerate(nodes):
         tree.push(node, position)
-    return found, tree.values
+    return pairs, tree.values
 
 
 @final

@@ -47,11 +47,11 @@ def failure_path(log_dir: Path, rank: int) -> Path:
 
 def read_failures(log_dir: Path) -> list[WorkerFailure]:
     """Read the records of workers' failures, as far as they are whole."""
-    found = []
+    failures = []
     for path in log_dir.glob(_RECORDS):
         with suppress(OSError, ValueError):
-            found.append(WorkerFailure.from_json(read_json(path)))
-    return found
+            failures.append(WorkerFailure.from_json(read_json(path)))
+    return failures
 
 
 def forget_failures(log_dir: Path) -> None:
@@ -65,7 +65,7 @@ def kind_of(error: BaseException) -> FailureKind:
     return _kind_of(error, _of_device(error, _with_cause(error)))
 
 
-def _kind_of(error: BaseException, found: DeviceError | None) -> FailureKind:
+def _kind_of(error: BaseException, device_error: DeviceError | None) -> FailureKind:
     if isinstance(error, PacelineError):
         has_begun = isinstance(error, UsageError) and note.has_begun
         # "usage" says that nothing was started.
@@ -74,8 +74,8 @@ def _kind_of(error: BaseException, found: DeviceError | None) -> FailureKind:
         return "infrastructure"
     if isinstance(error, OSError):
         return "infrastructure" if error.errno in _WORLD_ERRNOS else "job"
-    if found is not None:
-        return found.kind
+    if device_error is not None:
+        return device_error.kind
     # torch raises plain RuntimeErrors for a lost peer: only their text tells.
     names = {base.__name__ for base in type(error).__mro__}
     text = str(error)
@@ -119,10 +119,10 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
     every traceback.
     """
     text = _with_cause(error)  # asks the GPU, where that is needed
-    found = _of_device(error, text)
-    kind = _kind_of(error, found)
-    if found is not None and found.advice not in getattr(error, "__notes__", ()):
-        error.add_note(found.advice)
+    device_error = _of_device(error, text)
+    kind = _kind_of(error, device_error)
+    if device_error is not None and device_error.advice not in getattr(error, "__notes__", ()):
+        error.add_note(device_error.advice)
     return WorkerFailure(
         rank=rank,
         host=socket.gethostname(),
@@ -147,10 +147,10 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the job ended its own process by sys.exit({error.code!r})"
     text = str(error)
-    if not (found := _FROM_LOADER.match(text)):
+    if not (match := _FROM_LOADER.match(text)):
         return text
     # The last line that begins with the type is where the original message begins.
-    own = [*re.finditer(rf"^(?:\w+\.)*{found[1]}: ", text, re.MULTILINE)]
+    own = [*re.finditer(rf"^(?:\w+\.)*{match[1]}: ", text, re.MULTILINE)]
     return text[own[-1].end() :].rstrip("\n") if own else text
 
 

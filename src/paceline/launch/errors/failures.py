@@ -140,7 +140,7 @@ def unrecorded(
         so do those that ended with 0 before their end.
     """
     explained = set(recorded) | set(done)
-    found = {}
+    codes = {}
     for rank, code in ending.exit_codes.items():
         # What the launcher ended needs no explanation: after a request to stop, whoever died of
         # SIGTERM; otherwise the peers of the first to fail.
@@ -149,8 +149,8 @@ def unrecorded(
         else:
             ours = rank in ending.stopped or (code == -signal.SIGTERM and rank != ending.first)
         if code is not None and rank not in explained and not ours:
-            found[rank] = code
-    return found
+            codes[rank] = code
+    return codes
 
 
 def silent_failure(

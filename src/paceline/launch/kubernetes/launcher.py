@@ -114,14 +114,12 @@ def _delete_with_job(
         )
 
 
-def _set_owner(
-    kubectl: Kubectl, found: Answer, submission: Submission, rest: list[Manifest]
-) -> None:
+def _set_owner(kubectl: Kubectl, job: Answer, submission: Submission, rest: list[Manifest]) -> None:
     owner = {
-        "apiVersion": found.text("apiVersion"),
-        "kind": found.text("kind"),
+        "apiVersion": job.text("apiVersion"),
+        "kind": job.text("kind"),
         "name": submission.name,
-        "uid": found["metadata"].text("uid"),
+        "uid": job["metadata"].text("uid"),
     }
     patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
     for manifest in rest:

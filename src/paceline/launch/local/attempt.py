@@ -173,11 +173,11 @@ def _failures(
 ) -> tuple[WorkerFailure, ...]:
     ranks = ending.exit_codes
     # What workers recorded themselves counts before what is inferred from outside.
-    found = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
+    failures = _recorded(task.scratch, ranks) | _recorded(task.log_dir, ranks)
     # The others left no record: infer the cause from exit code, note, log and kernel.
-    for rank, code in unrecorded(ending, found, results).items():
+    for rank, code in unrecorded(ending, failures, results).items():
         note = read_note(note_path(task.scratch, rank))
-        found[rank] = silent_failure(
+        failures[rank] = silent_failure(
             rank,
             code,
             host=socket.gethostname(),
@@ -187,8 +187,8 @@ def _failures(
             crash=logs.read_crash(log_path(task.log_dir, rank)),
             ended_by=_ended_by(rank, code, ending, task),
         )
-        record(found[rank], task.log_dir)
-    return root_cause(found.values())
+        record(failures[rank], task.log_dir)
+    return root_cause(failures.values())
 
 
 def _ended_by(rank: int, code: int, ending: WorkerExits, task: WorkerTask) -> EndedBy:
@@ -204,8 +204,8 @@ def _results(scratch: Path, ranks: Iterable[int]) -> dict[int, str]:
 
 
 def _recorded(log_dir: Path, ranks: Iterable[int]) -> dict[int, WorkerFailure]:
-    found = {}
+    failures = {}
     for rank in ranks:
         with suppress(OSError, ValueError):
-            found[rank] = WorkerFailure.from_json(read_json(failure_path(log_dir, rank)))
-    return found
+            failures[rank] = WorkerFailure.from_json(read_json(failure_path(log_dir, rank)))
+    return failures

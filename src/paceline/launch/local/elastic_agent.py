@@ -133,6 +133,7 @@ class _PlainLogs(LogsSpecs):
     """Has the agent redirect nothing: workers write their own logs and error records."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Name the files of each local rank in `envs`: none."""
         nothing = dict.fromkeys(envs, "")
         return LogsDest(
             stdouts=nothing, stderrs=nothing, tee_stdouts={}, tee_stderrs={}, error_files=nothing
@@ -140,6 +141,7 @@ class _PlainLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
+        """Where the agent would keep logs: nowhere."""
         return ""
 
 
@@ -183,7 +185,7 @@ class _Agent(LocalElasticAgent):
             {rank: Worker(p.pid or 0, p.sentinel) for rank, p in self.processes.items()},
             delivered=lambda rank: result_path(scratch, rank).exists(),
             read=lambda: map(read_note, notes.values()),
-            say=self._interrupts.say,
+            print_line=self._interrupts.print_line,
         )
         # A signal that came during the start reaches the workers now, and later ones directly.
         self._interrupts.pass_on(self.supervisor)

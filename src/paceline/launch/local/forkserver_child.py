@@ -33,9 +33,9 @@ if _launcher := os.environ.pop(LAUNCHER_VARIABLE, ""):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()
             gc.enable()
-            sys.excepthook = _say_unless_given_up
+            sys.excepthook = _print_unless_given_up
 
-    def _say_unless_given_up(
+    def _print_unless_given_up(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Print no error of a start that the launcher gave up: its semaphores are gone then."""

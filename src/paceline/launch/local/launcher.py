@@ -82,12 +82,12 @@ def launch_local(
     Raises:
         InfrastructureError: Workers could not be started at all.
     """
-    say = report or to_stderr
+    print_line = report or to_stderr
     forkserver.prepare((), threads)
     log_dir.mkdir(0o700, parents=True, exist_ok=True)
     forget_failures(log_dir)
     # Signals are caught first and released last, so that clean-up isn't cut off by one.
-    caught = Interrupts(policy.stop, quietly(say)).caught()
+    caught = Interrupts(policy.stop, quietly(print_line)).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
         group = WorkerGroup.of(
             WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
@@ -96,15 +96,17 @@ def launch_local(
             interrupts,
         )
         if (hang := policy.hang) is not None:
-            group = replace(group, watch=partial(watch_locally, hang, log_dir, say))
-        return _attempts(group, RestartBudget.full(policy.max_restarts, progress()), progress, say)
+            group = replace(group, watch=partial(watch_locally, hang, log_dir, print_line))
+        return _attempts(
+            group, RestartBudget.full(policy.max_restarts, progress()), progress, print_line
+        )
 
 
 def _attempts(
     group: WorkerGroup,
     budget: RestartBudget,
     progress: Callable[[], int],
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> LaunchOutcome:
     attempt = 0
     while True:
@@ -124,13 +126,13 @@ def _attempts(
             return done
         # New workers would fail at once, and hide the cause of this failure.
         if (problem := why_unwritable(group.task.log_dir)) is not None:
-            say(f"The workers aren't started again: {problem}")
+            print_line(f"The workers aren't started again: {problem}")
             return done
         # Restart: records of this attempt move aside before the next one writes its own.
         budget = left
         attempt += 1
         set_aside(group.task.log_dir, attempt - 1, failures)
-        say(restart_line(failures[0], step, budget))
+        print_line(restart_line(failures[0], step, budget))
 
 
 def why_unwritable(log_dir: Path) -> str | None:
@@ -227,11 +229,11 @@ def launch_node(
         )
 
 
-def quietly(say: Callable[[str], None]) -> Callable[[str], None]:
+def quietly(print_line: Callable[[str], None]) -> Callable[[str], None]:
     """Wrap a function that prints a line: errors of a closed terminal are ignored."""
 
     def report_line(line: str) -> None:
         with suppress(OSError):
-            say(line)
+            print_line(line)
 
     return report_line

@@ -121,8 +121,8 @@ def read_crash(path: Path) -> str:
         return ""
     # A crash of an earlier attempt stands in the same file, before the last header.
     last = text[text.rfind(_HEADER) :] if _HEADER in text else text
-    found = _CRASH.search(last)
-    return last[found.start() :] if found else ""
+    match = _CRASH.search(last)
+    return last[match.start() :] if match else ""
 
 
 @final

@@ -30,19 +30,19 @@ def oom_killed(since_s: float, log: Path = Path("/dev/kmsg")) -> frozenset[int] 
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
-    found = set()
+    pids = set()
     try:
         while record := _next_record(descriptor):
             for line in record.splitlines():
                 killed = _KILLED.match(line)
                 # The kernel's clock and this one may differ a little: a second of tolerance.
                 if killed and int(killed[1]) >= (since_s - 1) * 1e6:
-                    found.add(int(killed[2]))
+                    pids.add(int(killed[2]))
     except OSError:
         return None
     finally:
         os.close(descriptor)
-    return frozenset(found)
+    return frozenset(pids)
 
 
 def _next_record(descriptor: int) -> bytes:
@@ -72,16 +72,16 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
 
 def _counters(lines: list[str], root: Path) -> list[Path]:
     """List where the counter may be, best first; a container may see its own cgroup as root."""
-    found = []
+    files = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         inner = path.lstrip("/")
         if "memory" in controllers.split(","):
             base = root / "memory"
-            found += [base / inner / "memory.oom_control", base / "memory.oom_control"]
+            files += [base / inner / "memory.oom_control", base / "memory.oom_control"]
         elif not controllers:
-            found += [root / inner / "memory.events", root / "memory.events"]
-    return found
+            files += [root / inner / "memory.events", root / "memory.events"]
+    return files
 
 
 def _read(path: Path) -> int | None:

@@ -160,6 +160,7 @@ def _called(entry: str) -> Callable[[str], str]:
     """Import the entry when it is called, so that a failing import is recorded like any error."""
 
     def call(payload: str) -> str:
+        """Import and call the entry; raises what either of them raises."""
         module, _, name = entry.partition(":")
         function = getattr(importlib.import_module(module), name, None) if name else None
         if not callable(function):

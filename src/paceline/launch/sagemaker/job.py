@@ -93,8 +93,8 @@ def outcome(described: Answer) -> Outcome | None:
     if status == "Stopped":
         return Outcome(code=ExitCode.RESUMABLE, reason=detail)
     reason = described.text("FailureReason")
-    found = _EXITED.search(reason)
-    code = int(found[1]) if found else 0
+    match = _EXITED.search(reason)
+    code = int(match[1]) if match else 0
     final_code = code if code in _FINAL else ExitCode.INFRASTRUCTURE
     return Outcome(code=final_code, reason=reason or detail)
 

@@ -99,7 +99,7 @@ class SkypilotJob(SubmittedJob):
             return None
         # A line may come in pieces: the last one waits for its end.
         *lines, self._line = (self._line + text).split("\n")
-        self._codes += [int(found[1]) for line in lines if (found := _EXITED.search(line))]
+        self._codes += [int(match[1]) for line in lines if (match := _EXITED.search(line))]
         return text
 
     def stop(self) -> None:

@@ -32,9 +32,9 @@ def submit_script(options: Sequence[str], script: str, environment: Mapping[str,
         InfrastructureError: Slurm does not answer.
     """
     done = _run(["sbatch", "--parsable", *options, script], environment)
-    found = _NUMBER.fullmatch(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else None
-    if done.returncode == 0 and found:
-        return found[1]
+    match = _NUMBER.fullmatch(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else None
+    if done.returncode == 0 and match:
+        return match[1]
     message = one_line(done.stderr) or f"sbatch ended with exit code {done.returncode}"
     if _ABSENT.search(message):
         raise InfrastructureError(f"Slurm does not answer: {message}")
@@ -51,8 +51,8 @@ def query_state(job_id: str) -> JobState | None:
         InfrastructureError: Slurm does not answer.
     """
     done = _run(["scontrol", "show", "job", "--oneliner", job_id])
-    if done.returncode == 0 and (found := parse_job(done.stdout)):
-        return found
+    if done.returncode == 0 and (job := parse_job(done.stdout)):
+        return job
     if not _GONE.search(done.stderr):
         raise InfrastructureError(f"Slurm does not answer: {one_line(done.stderr)}")
     if shutil.which("sacct") is None:

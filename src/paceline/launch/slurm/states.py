@@ -57,18 +57,18 @@ class JobState:
 
 def parse_job(text: str) -> JobState | None:
     """Read what `scontrol show job -o` prints; None where it tells of no job."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in _FIELDS.findall(text):
-        found.setdefault(name, value)  # what the user may have written comes after these
-    if "JobState" not in found:
+        fields.setdefault(name, value)  # what the user may have written comes after these
+    if "JobState" not in fields:
         return None
-    reason = found.get("Reason", "")
-    code, number = _codes(found.get("ExitCode", ""))
+    reason = fields.get("Reason", "")
+    code, number = _codes(fields.get("ExitCode", ""))
     return JobState(
-        state=found["JobState"],
+        state=fields["JobState"],
         reason="" if reason in ("None", "(null)") else reason,
-        may_requeue=found.get("Requeue") == "1",
-        restarts=int(found.get("Restarts") or 0),
+        may_requeue=fields.get("Requeue") == "1",
+        restarts=int(fields.get("Restarts") or 0),
         exit_code=code,
         signal=number,
     )

@@ -302,13 +302,14 @@ def _introduction(message: Message) -> Message:
         "host": gethostname(),
         "paceline": __version__,
         "python": platform.python_version(),
-        "torch": _version_of("torch"),
+        "torch": installed_version("torch"),
         "executable": sys.executable,
         "ssh_address": ssh_address(os.environ),
     }
 
 
-def _version_of(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Give a package's version; `none` where it isn't installed. Imports nothing of it."""
     try:
         return version(package)
     except PackageNotFoundError:

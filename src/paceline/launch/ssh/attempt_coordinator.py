@@ -112,8 +112,8 @@ class AttemptCoordinator:
             settled: Names of hosts that count before the others.
         """
         advice = "All need the same code and versions (--sync-code and --install bring them there)"
-        found = differences(self._infos(), settled)
-        return {n: JobError(f"the hosts differ: {text}. {advice}") for n, text in found.items()}
+        differing = differences(self._infos(), settled)
+        return {n: JobError(f"the hosts differ: {text}. {advice}") for n, text in differing.items()}
 
     def reach(self) -> Problems:
         """Have each host try the others' addresses.
@@ -131,8 +131,8 @@ class AttemptCoordinator:
         lost = self._wait_for(lambda m: m.unreachable is not None, _REACH_S, "tried the others")
         if lost:
             return lost
-        found = {m.name: m.unreachable for m in self._members if m.unreachable}
-        faulty = attribute_unreachable(found, {info.name: info.address for info in infos})
+        unreachable = {m.name: m.unreachable for m in self._members if m.unreachable}
+        faulty = attribute_unreachable(unreachable, {info.name: info.address for info in infos})
         return {name: InfrastructureError(text) for name, text in faulty.items()}
 
     def refuse_to_forget(self) -> None:
@@ -196,12 +196,12 @@ class AttemptCoordinator:
 
     def results(self) -> dict[int, str]:
         """What the workers returned, by rank."""
-        found: dict[int, str] = {}
+        merged: dict[int, str] = {}
         for member in self._members:
             results = (member.done or {}).get("results")
             if isinstance(results, dict):
-                found |= {int(rank): str(text) for rank, text in results.items()}
-        return found
+                merged |= {int(rank): str(text) for rank, text in results.items()}
+        return merged
 
     def failures(self) -> tuple[WorkerFailure, ...]:
         """What went wrong, the root cause first.

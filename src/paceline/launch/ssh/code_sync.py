@@ -63,6 +63,7 @@ def sync_code(
     """
 
     def sync(order: tuple[Host, list[str]], commands: Commands) -> None:
+        """Run one host's rsync command, and wait for its end."""
         host, command = order
         done = _run(commands, command, host, _SYNC_S)
         if done.returncode:
@@ -160,8 +161,8 @@ def install(
     name, wheel = build_wheel()
     program = files("paceline.launch.ssh").joinpath("installer.py").read_text()
 
-    # The program and the wheel go through the input of one ssh command.
     def install_on(host: Host, commands: Commands) -> Host:
+        """Install on one host: program and wheel go through the input of one ssh command."""
         request = {
             "program": program,
             "python": host.python or "",

@@ -61,15 +61,15 @@ def launch_on_hosts(
     Raises:
         PacelineError: The training could not be started: a host is not there, or not as it should.
     """
-    say = quietly(to_stderr)
-    stop = StopState(say)
+    print_line = quietly(to_stderr)
+    stop = StopState(print_line)
     with ExitStack() as stack:
         store = stack.enter_context(launcher_store())
         # Connect. Until workers run, a signal breaks this off.
         interrupts = stack.enter_context(Interrupts(policy.stop).caught())
         try:
             with interrupts.starting():
-                say(f"Connecting to {plural(len(options.read()), 'host')}")
+                print_line(f"Connecting to {plural(len(options.read()), 'host')}")
                 hosts = ready(options.read(), None)
                 connections = stack.enter_context(connect(hosts, options, store.port))
                 store.wait()
@@ -80,14 +80,14 @@ def launch_on_hosts(
         if connections.lost:
             raise InfrastructureError("\n".join(connections.lost.values()))
         for line in clock_lines({c.host.name: c.clock_offset_s for c in connections.hosts}):
-            say(line)
+            print_line(line)
         # Train. Lost hosts are sought in the background meanwhile.
         recovery = stack.enter_context(
             HostRecovery(connections, options, ready, store.port).running()
         )
         attempts = _Attempts(spec, options, connections, recovery, stop)
         try:
-            return attempts.run(policy, settle, say)
+            return attempts.run(policy, settle, print_line)
         except InterruptedStartError:
             return LaunchOutcome(results={}, interrupted=True, failures=(), restarts=0)
 
@@ -112,15 +112,17 @@ class _Attempts:
         self._took_part: frozenset[str] = frozenset()
         """Hosts of the last attempt: newcomers have to fit them."""
 
-    def run(self, policy: Policy, settle: Settle, say: Callable[[str], None]) -> LaunchOutcome:
+    def run(
+        self, policy: Policy, settle: Settle, print_line: Callable[[str], None]
+    ) -> LaunchOutcome:
         """Attempt until it is done, stopped, or the budget is spent."""
         budget: RestartBudget | None = None
         attempt = restarts = 0
         while True:
-            coordinator = self._gather(attempt, settle, say)
+            coordinator = self._gather(attempt, settle, print_line)
             if coordinator is None:  # too few hosts passed the checks: others may come
                 attempt += 1
-                self._recovery.rejoin(self._options.min_hosts, self._stop, say)
+                self._recovery.rejoin(self._options.min_hosts, self._stop, print_line)
                 continue
             # Counted from the progress at the first start, which the hosts have reported by now.
             if budget is None:
@@ -144,11 +146,11 @@ class _Attempts:
             set_aside(self._spec.run.logs, attempt, failures)
             attempt += 1
             restarts += 1
-            say(restart_line(failures[0], step, budget))
-            self._recovery.rejoin(self._options.min_hosts, self._stop, say)
+            print_line(restart_line(failures[0], step, budget))
+            self._recovery.rejoin(self._options.min_hosts, self._stop, print_line)
 
     def _gather(
-        self, attempt: int, settle: Settle, say: Callable[[str], None]
+        self, attempt: int, settle: Settle, print_line: Callable[[str], None]
     ) -> AttemptCoordinator | None:
         """Have the hosts report their facts, compare these, and start the workers.
 
@@ -162,7 +164,7 @@ class _Attempts:
         hosts = self._connections.hosts
         width = max((len(connection.host.name) for connection in hosts), default=0)
         show, limits, run = _show_line(width), self._spec.hang, self._spec.run
-        watchdog = None if limits is None else RemoteWatchdog(limits, run, attempt, say)
+        watchdog = None if limits is None else RemoteWatchdog(limits, run, attempt, print_line)
         coordinator = AttemptCoordinator(self._spec, attempt, show, self._stop, watchdog)
         try:
             # Look: all hosts at once.
@@ -178,7 +180,7 @@ class _Attempts:
                 if attempt == 0 or len(problems) == len(coordinator.members):
                     raise_first(problems)
                 for name, problem in problems.items():
-                    say(f"{name} is left out: {problem}")
+                    print_line(f"{name} is left out: {problem}")
                 coordinator.drop(problems)
                 if len(coordinator.members) < (1 if attempt == 0 else self._options.min_hosts):
                     coordinator.end()
@@ -214,6 +216,7 @@ def _show_line(width: int) -> Callable[[str, str, bool], None]:
     """
 
     def show(name: str, text: str, is_error: bool) -> None:
+        """Print one line of a host to the stream that it came from."""
         stream = sys.stderr if is_error else sys.stdout
         with suppress(OSError):  # the terminal has gone, `| head` has left: training goes on
             print(f"{name:{width}} | {text}", file=stream, flush=True)

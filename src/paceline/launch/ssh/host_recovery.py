@@ -38,7 +38,7 @@ class Reconnection:
         self._store_port = store_port
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._found: Connection | None = None
+        self._connection: Connection | None = None
         self._thread = threading.Thread(
             target=self._repeat, name=f"paceline-reconnection-{host.name}", daemon=True
         )
@@ -47,18 +47,18 @@ class Reconnection:
     def take(self) -> Connection | None:
         """Give the connection if the host is there; the reconnection is then over."""
         with self._lock:
-            found, self._found = self._found, None
-        if found is not None:
+            connection, self._connection = self._connection, None
+        if connection is not None:
             self._over.set()
-        return found
+        return connection
 
     def end(self) -> None:
         """Give up. What is connected is closed."""
         self._over.set()
         self._thread.join(_JOIN_S)
-        found = self.take()
-        if found is not None:
-            found.close()
+        connection = self.take()
+        if connection is not None:
+            connection.close()
 
     def _repeat(self) -> None:
         while not self._over.is_set():
@@ -66,14 +66,14 @@ class Reconnection:
             if connection is not None:
                 # Offer the connection, and watch it until it is taken, or is lost again.
                 with self._lock:
-                    self._found = connection
+                    self._connection = connection
                 while not (self._over.wait(_POLL_S) or connection.lost):
                     pass
                 with self._lock:
                     # `take` may have won the race: then it belongs to the pool, which closes it.
-                    ours = self._found is connection
+                    ours = self._connection is connection
                     if ours and connection.lost:
-                        self._found = None
+                        self._connection = None
                 if ours and connection.lost:
                     connection.close()
             self._over.wait(_RETRY_S)
@@ -125,20 +125,20 @@ class HostRecovery:
             for reconnection in self._reconnections.values():
                 reconnection.end()
 
-    def rejoin(self, least: int, stop: StopState, say: Callable[[str], None]) -> None:
+    def rejoin(self, least: int, stop: StopState, print_line: Callable[[str], None]) -> None:
         """Add the hosts that are back to the pool, and remove those that are no longer named.
 
         Args:
             least: How many hosts there must be; it is waited for them.
             stop: The user's wish to stop, which ends the wait.
-            say: Called with a line for the user about hosts that come, and about waiting.
+            print_line: Called with a line for the user about hosts that come, and about waiting.
 
         Raises:
             InfrastructureError: There aren't enough in time.
         """
         begun_s, announced = time.monotonic(), False
         while not stop.requested:
-            there, wanted = self._merge(say), len(self._wanted)
+            there, wanted = self._merge(print_line), len(self._wanted)
             waited_s = time.monotonic() - begun_s
             # All are back; or enough of them, and the others have had their time.
             if there >= least and (there >= wanted or waited_s > _BACK_S):
@@ -150,10 +150,10 @@ class HostRecovery:
                 )
             if waited_s > _BACK_S and not announced:
                 announced = True
-                say(f"Waiting for hosts: {there} of at least {least} are there")
+                print_line(f"Waiting for hosts: {there} of at least {least} are there")
             time.sleep(_POLL_S)
 
-    def _merge(self, say: Callable[[str], None]) -> int:
+    def _merge(self, print_line: Callable[[str], None]) -> int:
         """Put the pool into the order of the hostfile. Returns how many hosts there are."""
         with self._lock:
             alive = {c.host.name: c for c in self._pool.hosts}
@@ -167,12 +167,12 @@ class HostRecovery:
             for name, reconnection in list(self._reconnections.items()):
                 if wanted.get(name) != reconnection.host:
                     self._reconnections.pop(name).end()
-                elif (found := reconnection.take()) is not None:
+                elif (again := reconnection.take()) is not None:
                     del self._reconnections[name]
                     back = "is back" if name in self._connected else "is new"
-                    say(f"{name} {back}, and takes part from now on")
+                    print_line(f"{name} {back}, and takes part from now on")
                     self._connected[name] = reconnection.host
-                    alive[name] = found
+                    alive[name] = again
             # The rest of the lost ones is closed, and the order of ranks is again the hostfile's.
             for lost in self._pool.lost_ones:
                 lost.close()

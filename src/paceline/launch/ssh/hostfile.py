@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import UsageError
-from paceline.launch.worker_count import MOST_WORKERS
+from paceline.launch.worker_count import MAX_WORKERS
 from paceline.options.quantities import parse_count
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -48,9 +48,9 @@ class Host:
             raise UsageError(f"{self.name}: {self.address!r} is no address")
         if self.user is not None and not _USER.fullmatch(self.user):
             raise UsageError(f"{self.name}: {self.user!r} is no user name")
-        if self.slots is not None and not 1 <= self.slots <= MOST_WORKERS:
+        if self.slots is not None and not 1 <= self.slots <= MAX_WORKERS:
             raise UsageError(
-                f"{self.name}: {self.slots} workers; it must be at least 1, at most {MOST_WORKERS}"
+                f"{self.name}: {self.slots} workers; it must be at least 1, at most {MAX_WORKERS}"
             )
         if self.port is not None and not 0 < self.port < 65536:
             raise UsageError(f"{self.name}: {self.port} is no port")

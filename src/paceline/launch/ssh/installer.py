@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_LEAST = (3, 11)
+_MIN_PYTHON = (3, 11)
 _WAIT_S = 1800.0
 
 
@@ -35,7 +35,7 @@ def install(request: "dict[str, str]") -> str:
     own = request["python"] or sys.executable
     if has_version(own, request["version"]):
         return own
-    if sys.version_info < _LEAST:
+    if sys.version_info < _MIN_PYTHON:
         raise RuntimeError(f"its Python is {sys.version.split()[0]}, and Paceline needs 3.11")
     wheel = base64.b64decode(request["wheel"])
     digest = hashlib.sha256(wheel).hexdigest()[:12]

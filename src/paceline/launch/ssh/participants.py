@@ -49,15 +49,15 @@ class Participant:
 class StopState:
     """The user's request to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
-    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, print_line: Callable[[str], None] = lambda line: None) -> None:
         """Args:
-        say: Tells the user what is waited for.
+        print_line: Tells the user what is waited for.
         """
         self.requested = False
         self.kill_now = False
         self.grace = StopGrace()
         """How long hosts may take."""
-        self.say = say
+        self.print_line = print_line
 
     def request_stop(self, since_s: float, grace: StopGrace) -> None:
         """Ask to stop."""
@@ -140,7 +140,7 @@ class GracefulShutdown:
         self._grace_s = max(before_s, allowed_s + PEERS_S)
         if self._grace_s > before_s and any(worker.step is not None for worker in workers or ()):
             left_s = self._grace_s - before_s if is_late else allowed_s
-            stop.say(stopping_line(left_s, is_late=is_late))
+            stop.print_line(stopping_line(left_s, is_late=is_late))
 
 
 def send_all(members: Sequence[Participant], message: Mapping[str, object]) -> None:
@@ -199,17 +199,17 @@ def attribute_failures(
         InfrastructureError: There are no results, and nobody says why.
     """
     firsts = first_ranks([member.info for member in members if member.info is not None])
-    found: list[WorkerFailure] = []
+    failures: list[WorkerFailure] = []
     silent: list[WorkerFailure] = []
     for first, member in zip(firsts, members, strict=True):
         # What hosts report; a host without results is a failure itself, unless we have killed it.
-        found += _reported(member)
+        failures += _reported(member)
         if member.done is None and (member.lost or not stopping):
-            (silent if member.killed else found).append(_of_host(member, first))
-    found = found or silent
-    if not found and not stopping:
+            (silent if member.killed else failures).append(_of_host(member, first))
+    failures = failures or silent
+    if not failures and not stopping:
         raise InfrastructureError("the workers ended without results, and none said why")
-    return root_cause(found)
+    return root_cause(failures)
 
 
 def _reported(member: Participant) -> Iterator[WorkerFailure]:

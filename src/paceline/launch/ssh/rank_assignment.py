@@ -52,8 +52,8 @@ def differences(infos: Sequence[HostInfo], settled: Collection[str] = ()) -> dic
     if not infos:
         return {}
     first = next((info for info in infos if info.name in settled), infos[0])
-    found = {info.name: "; ".join(_differences(first, info)) for info in infos}
-    return {name: text for name, text in found.items() if text}
+    by_host = {info.name: "; ".join(_differences(first, info)) for info in infos}
+    return {name: text for name, text in by_host.items() if text}
 
 
 def _differences(first: HostInfo, other: HostInfo) -> Iterator[str]:
@@ -78,19 +78,19 @@ def others_of(infos: Sequence[HostInfo], own: int) -> list[tuple[str, str, int]]
 
 
 def attribute_unreachable(
-    found: Mapping[str, Sequence[str]], addresses: Mapping[str, str]
+    unreachable: Mapping[str, Sequence[str]], addresses: Mapping[str, str]
 ) -> dict[str, str]:
     """Say which host isn't reached, or reaches nobody.
 
     Args:
-        found: By host, the names of those that it doesn't reach.
+        unreachable: By host, the names of those that it doesn't reach.
         addresses: At which each host should be reached.
 
     Returns:
         The host that most of the failed ways have in common, and what to do; nothing where all is
         well.
     """
-    ways = [(name, other) for name, others in found.items() for other in others]
+    ways = [(name, other) for name, others in unreachable.items() for other in others]
     if not ways:
         return {}
     # Each failed way counts for both of its ends: the host in most of them is to blame.

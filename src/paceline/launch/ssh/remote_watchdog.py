@@ -43,6 +43,7 @@ class StateReporter:
         """Start reporting. Killing is left to the launcher's messages."""
 
         def report() -> bool:
+            """Send the states, and the stacks where they were requested; never the last time."""
             states = poller.poll()
             agent_io.send({"states": [state.to_json() for state in states]})
             if self._requested.is_set():
@@ -59,7 +60,7 @@ class RemoteWatchdog:
     """The launcher's part: watches over the workers of all hosts, by what these report."""
 
     def __init__(
-        self, limits: HangLimits, run: RunDirectory, attempt: int, say: Callable[[str], None]
+        self, limits: HangLimits, run: RunDirectory, attempt: int, print_line: Callable[[str], None]
     ) -> None:
         """Begin with one attempt.
 
@@ -67,10 +68,10 @@ class RemoteWatchdog:
             limits: After how long the training hangs.
             run: The launcher's run directory, where the report is written.
             attempt: Number of the attempt.
-            say: Tells the user.
+            print_line: Tells the user.
         """
         self._every_s = poll_every_s(limits)
-        self._watchdog = Watchdog(self, limits, run.logs, attempt, say)
+        self._watchdog = Watchdog(self, limits, run.logs, attempt, print_line)
         self._hosts: set[str] = set()
         self._request_stacks: Callable[[], None] = lambda: None
         self._states: dict[str, list[WorkerState]] = {}

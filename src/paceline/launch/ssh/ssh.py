@@ -79,8 +79,8 @@ def agent_command(host: Host, options: HostsOptions, store_port: int | None = No
 
 def forwarded_port(line: str) -> int | None:
     """Read the port that ssh says it was given on the host; None for any other line."""
-    found = _FORWARDED.search(line)
-    return int(found[1]) if found else None
+    match = _FORWARDED.search(line)
+    return int(match[1]) if match else None
 
 
 def forwarding_failed(line: str) -> bool:

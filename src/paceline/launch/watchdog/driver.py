@@ -62,7 +62,7 @@ class Watchdog:
         limits: HangLimits,
         log_dir: Path,
         attempt: int,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         *,
         warn: Callable[[str], None] | None = None,
         node: str = "",
@@ -74,16 +74,16 @@ class Watchdog:
             limits: After how long the training hangs.
             log_dir: `hang-<attempt>.txt` and the workers' speeds are written there.
             attempt: Number of the attempt.
-            say: Shows the user the report of a hang.
-            warn: Shows the user a line about a straggler; `say` by default.
+            print_line: Shows the user the report of a hang.
+            warn: Shows the user a line about a straggler; `print_line` by default.
             node: Names the file of speeds, where several watchdogs write into one directory.
         """
         self._workers = workers
         self._limits = limits
         self._report = log_dir / f"hang-{attempt}.txt"
         self._live = live_path(log_dir, node)
-        self._say = say
-        self._warn = warn or say
+        self._print_line = print_line
+        self._warn = warn or print_line
         self._speeds = Speeds()
         self._suspected = False
 
@@ -129,7 +129,7 @@ class Watchdog:
     ) -> list[WorkerFailure]:
         everyone, own = _everyone(seen), {state.rank for state in seen.own}
         if everyone[0].rank in own:  # one of several watchdogs warns the user
-            self._say(write_report(self._report, hang, everyone, stacks))
+            self._print_line(write_report(self._report, hang, everyone, stacks))
         return [f for f in failures_of(hang, everyone, stacks) if f.rank in own]
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from paceline.launch.heartbeat import DEVICE_WAIT, STEPPING
 from paceline.launch.watchdog.worker_state import WorkerState
 
-LEAST_S = 30.0
-COMPILING_LEAST_S = 120.0
+MIN_S = 30.0
+COMPILING_MIN_S = 120.0
 """With compilation: a new shape of a batch compiles anew, which may take a minute."""
 _TIMES = 10.0
 _OF_TIMEOUT = 0.9
@@ -23,7 +23,7 @@ _BUSY, _IDLE = 0.5, 0.1
 class HangLimits:
     """After how long a training that doesn't go on counts as hanging."""
 
-    least_s: float = LEAST_S
+    least_s: float = MIN_S
     """Without a finished step, at least this long,"""
     times: float = _TIMES
     """and so many times the median step."""

@@ -42,7 +42,7 @@ class _LocalWorkers:
 def watch_locally(
     limits: HangLimits,
     log_dir: Path,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     attempt: int,
     poller: WorkerPoller,
     kill: Callable[[], None],
@@ -52,18 +52,20 @@ def watch_locally(
     Args:
         limits: After how long the training hangs.
         log_dir: Where the workers' logs are; `hang-<attempt>.txt` is written there.
-        say: Tells the user.
+        print_line: Tells the user.
         attempt: Number of the attempt.
         poller: Sees the workers.
         kill: Kills them all.
     """
 
     def warn(line: str) -> None:
-        say(line)
+        """Print a line, and write it into rank 0's log."""
+        print_line(line)
         with suppress(OSError), log_path(log_dir, 0).open("a") as file:
             file.write(line + "\n")
 
     def is_done() -> bool:
+        """Look once; where the workers hang, record that and kill them. True after the kill."""
         # The records come before the kill: the launcher collects them once the workers have ended.
         failures = watchdog.advance()
         for failure in failures or ():
@@ -73,5 +75,5 @@ def watch_locally(
         return failures is not None
 
     workers = _LocalWorkers(poller, log_dir)
-    watchdog = Watchdog(workers, limits, log_dir, attempt, say, warn=warn)
+    watchdog = Watchdog(workers, limits, log_dir, attempt, print_line, warn=warn)
     return PeriodicThread(poll_every_s(limits), is_done, watchdog.close)

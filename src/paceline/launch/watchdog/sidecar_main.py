@@ -57,7 +57,7 @@ class NodeWatchdog:
         self._ended = ended
         self._every_s = poll_every_s(watched.limits)
         self._peers = PeerStatus(watched.log_dir, watched.rank, watched.attempt)
-        self._found: dict[int, Notice] = {}
+        self._notices: dict[int, Notice] = {}
         self._poller = WorkerPoller({}, {})
         self._others: list[WorkerState] = []
         """Workers of other nodes, by their last status."""
@@ -70,7 +70,7 @@ class NodeWatchdog:
             watched.limits,
             watched.log_dir,
             watched.attempt,
-            _say,
+            _print_line,
             node=f"node-{watched.rank}",
         )
         try:
@@ -78,11 +78,11 @@ class NodeWatchdog:
             while self._wait() and not self._find():
                 pass
             self._poller = WorkerPoller(
-                {rank: Path(notice.note) for rank, notice in self._found.items()},
-                {rank: notice.pid for rank, notice in self._found.items()},
+                {rank: Path(notice.note) for rank, notice in self._notices.items()},
+                {rank: notice.pid for rank, notice in self._notices.items()},
             )
             # Watch. A hang is recorded before the kill, which ends the watch as well.
-            while self._found and self._wait():
+            while self._notices and self._wait():
                 failures = watchdog.advance()
                 if failures is not None:
                     for failure in failures:
@@ -93,7 +93,7 @@ class NodeWatchdog:
             # A worker that was killed can't remove its notice itself.
             watchdog.close()
             self._peers.leave()
-            for rank in self._found:
+            for rank in self._notices:
                 notice_path(watched.log_dir, rank).unlink(missing_ok=True)
 
     def poll(self) -> Observation:
@@ -128,36 +128,36 @@ class NodeWatchdog:
             if own is None or notice is None or notice.place != own.place:
                 continue
             if psutil.pid_exists(notice.pid):
-                self._found[int(path.stem.rpartition("-")[2])] = notice
-        return len(self._found) >= self._watched.workers
+                self._notices[int(path.stem.rpartition("-")[2])] = notice
+        return len(self._notices) >= self._watched.workers
 
     def _peers_stacks(
         self, states: Sequence[WorkerState], stacks: Mapping[int, str]
     ) -> dict[int, str]:
         """Wait for what the other nodes' processes find; they leave when they have published it."""
-        found: dict[int, str] = {}
+        merged: dict[int, str] = {}
         for _ in range(_EXCHANGES if self._others else 0):
             # Published each time: a file whose number doesn't grow counts as stale.
             self._peers.publish(states, stacks)
             others, published, complete = self._peers.read()
-            found |= published
+            merged |= published
             if not others:
                 break
             self._others = others
             if complete or not self._wait():
                 break
-        return found
+        return merged
 
     def _kill(self) -> None:
         """Kill this node's workers, stopped ones as well; what started them decides what follows.
 
         The worker that started this process comes last: without it the watch is over.
         """
-        pids = [notice.pid for notice in self._found.values()]
+        pids = [notice.pid for notice in self._notices.values()]
         for pid in sorted(pids, key=lambda pid: pid == self._parent):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -84,13 +84,13 @@ def _answer(request: _Request) -> str:
             text = file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""
-    found = _THREAD.search(text)
-    return text[found.start() :].strip("\n") if found else ""
+    match = _THREAD.search(text)
+    return text[match.start() :].strip("\n") if match else ""
 
 
 def main_thread(stacks: str) -> str:
     """Give the frames of the main thread, the innermost first; it is the last one written."""
-    starts = [found.start() for found in _THREAD.finditer(stacks)]
+    starts = [match.start() for match in _THREAD.finditer(stacks)]
     return stacks[starts[-1] :] if starts else ""
 
 

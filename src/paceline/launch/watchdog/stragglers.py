@@ -110,13 +110,13 @@ class Speeds:
         """
         self._polls += 1
         self._seen.append({state.rank: state for state in states})
-        found = []
+        speeds = []
         for state in states:
             # Sums over the whole window: differences of two polls would be coarse.
             first = next((seen[state.rank] for seen in self._seen if state.rank in seen), state)
             if state.steps > first.steps and state.step is not None:
-                found.append(_speed(first, state))
-        return sorted(found, key=lambda speed: (-speed.own_s, speed.rank))
+                speeds.append(_speed(first, state))
+        return sorted(speeds, key=lambda speed: (-speed.own_s, speed.rank))
 
     def stragglers(self, speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
         """Give those that have been stragglers for half a minute, each once a minute at most.
@@ -124,11 +124,11 @@ class Speeds:
         Args:
             speeds: What the last `update` gave; called once after each.
         """
-        found = find_stragglers(speeds) if self._can_compare() else []
+        slow = find_stragglers(speeds) if self._can_compare() else []
         self._in_a_row = {
-            each.speed.rank: self._in_a_row.get(each.speed.rank, 0) + 1 for each in found
+            each.speed.rank: self._in_a_row.get(each.speed.rank, 0) + 1 for each in slow
         }
-        due = [each for each in found if self._is_due(each.speed.rank)]
+        due = [each for each in slow if self._is_due(each.speed.rank)]
         self._named |= {each.speed.rank: self._polls for each in due}
         return due
 
@@ -206,11 +206,11 @@ def remove_live(path: Path) -> None:
 
 def read_live(log_dir: Path) -> list[WorkerSpeed]:
     """Read the speeds of all workers, the slowest first; none where no training runs."""
-    found: dict[int, WorkerSpeed] = {}
+    latest: dict[int, WorkerSpeed] = {}
     for path in sorted(log_dir.glob("workers*.json")):
         with suppress(OSError, ValueError):
             speeds = read_json(path)
             for content in speeds if isinstance(speeds, list) else []:
                 speed = WorkerSpeed.from_json(content)
-                found[speed.rank] = speed
-    return sorted(found.values(), key=lambda speed: (-speed.own_s, speed.rank))
+                latest[speed.rank] = speed
+    return sorted(latest.values(), key=lambda speed: (-speed.own_s, speed.rank))

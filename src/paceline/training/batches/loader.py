@@ -15,7 +15,7 @@ from paceline.training.batches.sources import DataSource
 
 Open = Callable[[], BatchSource]
 
-_LEAST_EVAL_BATCH = 64
+_MIN_EVAL_BATCH = 64
 
 
 class _Reader:
@@ -164,7 +164,7 @@ class Loader(_Reader):
 
 def usual_eval_batch(plan: TrainPlan | None) -> int:
     """Choose the batch to evaluate with: without gradients more fits than in training."""
-    return max(2 * plan.micro_batch, _LEAST_EVAL_BATCH) if plan else _LEAST_EVAL_BATCH
+    return max(2 * plan.micro_batch, _MIN_EVAL_BATCH) if plan else _MIN_EVAL_BATCH
 
 
 Drive = Callable[[Loader], Iterator[Batch]]

@@ -38,6 +38,14 @@ from paceline.training.job import ImageSet
 
 AnyData: TypeAlias = "ImageSet | Dataset[object] | DataLoader[object] | DataSource"
 
+SUBSET_ADVICE = (
+    "Where a Subset's samples are drawn before paceline.session() without a seed, as by "
+    "torch.utils.data.random_split, each process draws its own, and a resumed training draws "
+    "others. Split behind paceline.session(), or give random_split a "
+    "generator=torch.Generator().manual_seed(0)"
+)
+"""Cause and remedy where a subset isn't the same everywhere."""
+
 
 _PICKED = "samples in its Subset"
 
@@ -229,15 +237,6 @@ def _own_order(sampler: Sampler[int], data: object, seed: int) -> SampledOrder |
     return SampledOrder(sampler, seed)
 
 
-DRAWN_APART = (
-    "Where a Subset's samples are drawn before paceline.session() without a seed, as by "
-    "torch.utils.data.random_split, each process draws its own, and a resumed training draws "
-    "others. Split behind paceline.session(), or give random_split a "
-    "generator=torch.Generator().manual_seed(0)"
-)
-"""Cause and remedy where a subset isn't the same everywhere."""
-
-
 def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None) -> None:
     """Refuse data sets that differ between workers: wrong results would follow. Collective.
 
@@ -266,7 +265,7 @@ def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None
     workers = list(map(WorkerFacts.from_json, texts))
     if found := disagreement(workers):
         drawn_apart = len({worker.facts.get(_PICKED) for worker in workers}) > 1
-        raise JobError(f"{found}. {DRAWN_APART}" if drawn_apart else found)
+        raise JobError(f"{found}. {SUBSET_ADVICE}" if drawn_apart else found)
 
 
 def make_source(

@@ -15,12 +15,12 @@ from paceline.training.snapshots.train_state import TrainState
 from paceline.training.step_times import StepTimes, compare
 from paceline.training.sync.base import GradientSync
 
-LEAST_LEFT_S = 300.0
+MIN_LEFT_S = 300.0
 """With less than this to train a model isn't compiled: that takes up to a minute, and saves, where
 it saves anything, a fifth of the time and more."""
 _WARM_UP = 3
 """Steps that aren't measured: of a start, or with a model that has just been compiled."""
-_MOST_STEPS, _LEAST_S = 64, 2.0
+_MAX_STEPS, _MIN_S = 64, 2.0
 """A way is measured for so many steps, or for so long."""
 _SURE_S = 20.0
 """So long before it is given up to compile."""
@@ -79,7 +79,7 @@ class CompileChoice(StepHook):
         rows = self._context.group.gather_rows(torch.tensor(own, dtype=torch.float64))
         step_s, measured_s, _ = rows[0].tolist()
         failed = rows[:, 2].nonzero().flatten().tolist()
-        if measured_s < _LEAST_S and len(times) < _MOST_STEPS and not failed:
+        if measured_s < _MIN_S and len(times) < _MAX_STEPS and not failed:
             return
         # Plain steps come first; compiled ones are compared with these.
         if self._plain_s is None:
@@ -111,7 +111,7 @@ class CompileChoice(StepHook):
         """Time a step; tell whether times are to be compared now. Local, alike on all workers."""
         if self._sync.is_measuring:
             return False
-        if len(self._times) == _MOST_STEPS:
+        if len(self._times) == _MAX_STEPS:
             return self._position.epoch > 0  # until then an epoch's length wasn't known
         self._times.take()
         return self._times.is_due
@@ -128,9 +128,9 @@ class CompileChoice(StepHook):
         if not sent:
             return  # it shows when the first epoch is over
         left_s = float(sent)
-        if left_s < LEAST_LEFT_S:
+        if left_s < MIN_LEFT_S:
             # The first steps of a start may be slow: what is final needs more of them.
-            if len(self._times) == _MOST_STEPS or measured_s >= _SURE_S:
+            if len(self._times) == _MAX_STEPS or measured_s >= _SURE_S:
                 self._choose(False, f"with {format_duration(left_s)} left it wouldn't pay")
             return
         line = f"--compile {_TRYING}, for the last {format_duration(left_s)}"

@@ -15,7 +15,7 @@ from paceline.training.sync.base import GradientSync
 _WARM_UP = 12
 """Steps that aren't measured: of a start (DistributedDataParallel times its first ten), and until
 a shape has repeated and has been captured."""
-_MOST_TRIED = 64
+_MAX_TRIED = 64
 """Steps after which it is given up to wait for such a shape."""
 _STEPS = 16
 """Steps of which each way is measured by the median."""
@@ -53,7 +53,7 @@ class GraphChoice(StepHook):
             return
         if switch.problem is not None:
             self._settle(False, switch.problem)
-        elif self._times.left_out == _MOST_TRIED:
+        elif self._times.left_out == _MAX_TRIED:
             self._settle(False, "no batch that a graph can have came three times in one shape")
         elif self._is_measured():
             step_s = self._times.median_s

@@ -20,7 +20,7 @@ _FIRST_STEPS = 10
 """Measured before the first change; the very first step isn't, which warms up."""
 _STEPS = 200
 """Measured before each later one."""
-_LEAST_GAIN = 0.03
+_MIN_GAIN = 0.03
 """A change that promises less isn't made."""
 
 
@@ -124,4 +124,4 @@ def better_shares(shares: Sequence[int], speeds: Sequence[float]) -> tuple[int, 
     proposed = proportional(sum(shares), speeds)
     now_s = max(count / speed for count, speed in zip(shares, speeds, strict=True))
     then_s = max(count / speed for count, speed in zip(proposed, speeds, strict=True))
-    return proposed if then_s < (1 - _LEAST_GAIN) * now_s else None
+    return proposed if then_s < (1 - _MIN_GAIN) * now_s else None

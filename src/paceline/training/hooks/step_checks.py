@@ -13,7 +13,7 @@ from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
 from paceline.results.metrics_table import EpochRow
 from paceline.training.batches.loader import EvalLoader, Loader
-from paceline.training.batches.sources import DRAWN_APART
+from paceline.training.batches.sources import SUBSET_ADVICE
 from paceline.training.components import Components
 from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
@@ -149,7 +149,7 @@ class SubsetChecks(StepHook):
                 raise JobError(
                     f"the training was resumed with other samples in a Subset ({now}) than it "
                     f"began with ({then}): it might train on what it has been evaluated "
-                    f"on. {DRAWN_APART}"
+                    f"on. {SUBSET_ADVICE}"
                 )
 
     def state_dict(self) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from paceline.training.progress import TrainingProgress
 from paceline.training.status_exchange import Agreement
 
 _ROWS_AN_EPOCH = 200
-_AT_MOST_S = 10.0
+_MAX_GAP_S = 10.0
 """With `auto` rows are no further apart."""
 _NEVER = 1 << 62
 """More steps than any training has."""
@@ -128,7 +128,7 @@ class StepRows:
         self._stride = options.log_every_steps or (is_auto and per_row) or _NEVER
         self._gap_s = math.inf if options.log_every_steps else options.log_every_s
         if is_auto and per_row:
-            self._gap_s = _AT_MOST_S
+            self._gap_s = _MAX_GAP_S
         self._plan_next()
         if is_auto and state.step == 0:
             self._next_step = 1  # how it begins is worth a row
@@ -192,5 +192,5 @@ class StepRows:
         last, gap_s = self.last, self._gap_s
         self._next_step = (last.step // self._stride + 1) * self._stride
         if gap_s is None:  # nobody knows how long an epoch is: further and further apart
-            gap_s = min(_AT_MOST_S, last.train_s / _ROWS_AN_EPOCH)
+            gap_s = min(_MAX_GAP_S, last.train_s / _ROWS_AN_EPOCH)
         self._next_s = last.train_s + gap_s

@@ -15,7 +15,7 @@ from paceline.training.profiling.step_timeline import Moment, now, seconds_betwe
 
 _KEPT = 9
 """Steps that are remembered."""
-_MOST = 256
+_MAX_ARRIVALS = 256
 
 
 @final
@@ -130,7 +130,7 @@ class GradientTimes:
             self._arrivals[parameter] = len(self._passes) - 1, now(on_gpu=self._on_gpu)
 
 
-def merged(arrivals: Sequence[Arrival], most: int = _MOST) -> tuple[Arrival, ...]:
+def merged(arrivals: Sequence[Arrival], most: int = _MAX_ARRIVALS) -> tuple[Arrival, ...]:
     """Put neighbours together, so that there are at most so many. Pure.
 
     Args:

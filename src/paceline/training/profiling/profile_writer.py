@@ -31,7 +31,7 @@ from paceline.training.sync.base import GradientSync
 
 _KEPT = 256
 """Waits for averages that are remembered."""
-_LEAST_S = 2.0
+_MIN_S = 2.0
 """Epochs shorter than this don't each write a profile."""
 
 
@@ -333,7 +333,7 @@ class Profiler:
             must: Write it in any case.
         """
         now_s, before_s = progress.state.elapsed_s, self._written_s
-        if not must and before_s is not None and now_s - before_s < _LEAST_S:
+        if not must and before_s is not None and now_s - before_s < _MIN_S:
             return
         self._written_s = now_s
         profile = self.profile(progress)

@@ -25,7 +25,7 @@ _WORKSPACES = (":4096:8", ":16:8")
 """cuBLAS is deterministic with these:
 https://docs.nvidia.com/cuda/cublas/#results-reproducibility."""
 _WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-_MOST_SHAPES = 256
+_MAX_SHAPES = 256
 _UNKNOWN = "unknown"
 """Noted for what couldn't be read: no difference to what can be read today."""
 _TINY = 1e-40
@@ -214,7 +214,7 @@ def _pin_compiler() -> None:
     dynamo.automatic_dynamic_shapes = False
     # Beyond the limit a function isn't compiled any more: which ones would depend on the order of
     # shapes. There are few: full and short shards, in training and evaluation.
-    dynamo.recompile_limit = _MOST_SHAPES
+    dynamo.recompile_limit = _MAX_SHAPES
     dynamo.fail_on_recompile_limit_hit = True
     inductor.deterministic = True
 

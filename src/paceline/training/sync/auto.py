@@ -23,7 +23,7 @@ from paceline.training.sync.local_sgd import can_be_local, make_local
 from paceline.training.sync.powersgd import PowerSGDSync
 from paceline.training.sync.validation import describe_options, may_choose, warmup_steps
 
-_LEAST_STEPS, _MOST_STEPS, _LEAST_S = 8, 64, 2.0
+_MIN_STEPS, _MAX_STEPS, _MIN_S = 8, 64, 2.0
 """A way is measured for this many steps, or this long, whichever comes first."""
 _ROUND_TRIPS = 5
 
@@ -143,9 +143,9 @@ class AutoSync(ReplicaSync):
         """Take the time of a step; now and then see whether that is enough. Collective then."""
         self._times.take()
         steps = len(self._times)
-        if steps < _LEAST_STEPS or not self._times.is_due:
+        if steps < _MIN_STEPS or not self._times.is_due:
             return
-        enough = steps >= _MOST_STEPS or self._times.total_s >= _LEAST_S
+        enough = steps >= _MAX_STEPS or self._times.total_s >= _MIN_S
         own = torch.tensor([enough, self._times.median_s], dtype=torch.float64)
         is_enough, step_s = self.context.group.gather_rows(own)[0].tolist()
         if is_enough:

@@ -24,6 +24,7 @@ from tests.support.sessions import (
     EPOCHS,
     SAMPLES,
     assert_weights,
+    entropy,
     net,
     plain_loop,
     points,
@@ -413,6 +414,8 @@ def loop_by_hand(model: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], T
 class Auxiliary(nn.Module):
     """Returns two things in training, one elsewhere, and counts the samples it is trained on."""
 
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.net, self.second = net(), nn.Linear(2, 2)
@@ -422,7 +425,7 @@ class Auxiliary(nn.Module):
         scores: Tensor = self.net(inputs)
         if not self.training:
             return scores
-        self.seen = self.seen + len(inputs)
+        self.seen += len(inputs)
         return scores, self.second(scores)
 
 
@@ -441,8 +444,8 @@ def test_a_worker_without_samples_trains_in_training_mode_and_counts_nothing(
             s.optimizer(sgd(model))
             batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
             for _ in s.epochs(EPOCHS):
-                for inputs, targets in batches:
-                    s.step(loss_of_both(model, inputs, targets))
+                for batch in batches:
+                    s.step(loss_of_both(model, *pair_of(batch)))
             return weights_of(model), float(model.seen)
 
     seed_everything(0)
@@ -469,14 +472,14 @@ def test_modules_stay_in_the_mode_that_the_script_has_put_them_into(
             s.optimizer(sgd(model))
             batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
             for _ in s.epochs(EPOCHS):
-                for inputs, targets in batches:
-                    s.step(F.cross_entropy(model(inputs), targets))
+                for batch in batches:
+                    s.step(entropy(model, *pair_of(batch)))
             modes = [part.training for part in (model, *model, teacher, *teacher)]
-            return weights_of(model), modes, model[1].running_mean
+            return weights_of(model), modes, model[1].get_buffer("running_mean")
 
     seed_everything(0)
     plain = with_frozen_norm()
-    loop_by_hand(plain, lambda model, x, y: F.cross_entropy(model(x), y))
+    loop_by_hand(plain, entropy)
     for weights, modes, mean in run_ranks(world_size, body):
         assert_weights(weights, weights_of(plain))
         assert modes == [True, True, False, True, False, False, False]

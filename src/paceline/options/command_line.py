@@ -264,8 +264,8 @@ def with_defaults(
 ) -> list[OptionField]:
     """Show other defaults in `--help`, a recipe's."""
     return [
-        replace(option, default=defaults.get(option.name, option.default))
-        for option in options.values()
+        replace(option, default=defaults[name], shows_default=True) if name in defaults else option
+        for name, option in options.items()
     ]
 
 
@@ -294,7 +294,7 @@ def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Cal
                     help=option.help,
                     group=groups[option.group],
                     show_env_var=False,
-                    show_default=False if _is_silent(option.default, brief=brief) else None,
+                    show_default=False if _is_silent(option, brief=brief) else None,
                     negative_bool=() if brief and option.default is False else None,
                     negative_iterable=(),
                 ),
@@ -306,9 +306,10 @@ def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Cal
     return command
 
 
-def _is_silent(default: OptionValue, *, brief: bool) -> bool:
+def _is_silent(option: OptionField, *, brief: bool) -> bool:
     """Tell whether help says nothing of a default."""
-    return default == () or (brief and default is False)
+    is_empty = option.default == () or (brief and option.default is False)
+    return is_empty or not option.shows_default
 
 
 def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], command: str) -> str:

@@ -58,6 +58,8 @@ class OptionField:
     """The name that `--help` shows first, where it isn't `name`."""
     aliases: tuple[str, ...] = ()
     """Other names that people type. One that several options have is refused, and these named."""
+    shows_default: bool = True
+    """Whether help shows the default; otherwise its text says what it depends on."""
 
     @property
     def own_names(self) -> tuple[str, ...]:

@@ -18,15 +18,15 @@ _OF_THE_LOOP = {
     "drop_last": "Leave out the short batch at the end of an epoch. Default: what the script's "
     "loader says; else it is used, weighted exactly.",
 }
-"""Options whose default a script's own calls say, with their help: `--help` can't know it."""
+"""Options whose default a script's own calls say, with their help, which then shows no other."""
 
 
 def script_options() -> Mapping[str, OptionField]:
     """Options of a training that a script of one's own has as well.
 
     Not those of optimizer, learning rate and loss: these the script makes itself. And no aliases:
-    `--batch-size` would most likely be meant for the script. Those that its own calls may settle
-    have no default to show.
+    `--batch-size` would most likely be meant for the script. Of those that its own calls
+    may settle, the help says so in the place of a default.
     """
     options = {
         name: replace(option, aliases=())
@@ -34,7 +34,8 @@ def script_options() -> Mapping[str, OptionField]:
         if name not in OF_RECIPES
     }
     return options | {
-        name: replace(options[name], default=None, help=text) for name, text in _OF_THE_LOOP.items()
+        name: replace(options[name], shows_default=False, help=text)
+        for name, text in _OF_THE_LOOP.items()
     }
 
 

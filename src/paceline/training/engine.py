@@ -169,6 +169,7 @@ class Engine:
         if not has_epochs and not state.step:
             return  # a script that trained nothing
         self._close_pass()
+        self.note.operation = "epoch end"
         context.optimizer_step.report_without_update(state.step - 1 - self.step.updated)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals

@@ -69,6 +69,22 @@ def test_a_lone_worker_that_leaves_with_exit_code_0(paceline: Paceline, tmp_path
     assert "ended its process with exit code 0 before the end of the training" in done.err
 
 
+@pytest.mark.slow
+def test_an_evaluation_on_one_worker_alone(paceline: Paceline, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(_EVALUATED_ALONE)
+    done = paceline.run("run", "--workers", "2", script)
+    assert done.code == ExitCode.JOB, done.err
+    line = _EVALUATED_ALONE.splitlines().index("        s.evaluate(judge, validation)") + 1
+    assert "rank 0 on " in done.err
+    assert f"alone.py:{line} in <module>" in done.err
+    assert "was in s.evaluate(...) (operation evaluate, step 4)" in done.err
+    assert "was in the exchange at the end of the epoch (operation epoch end, step 4)" in done.err
+    assert "Make the same calls on every worker" in done.err
+    assert "gloo" not in done.err
+    assert "start again" not in done.out + done.err
+
+
 def test_a_script_that_leaves_its_session_on_one_worker(paceline: Paceline, tmp_path: Path) -> None:
     script = tmp_path / "leaving.py"
     script.write_text(_LEAVING)
@@ -220,4 +236,26 @@ with paceline.session() as s:
             if epoch == 1 and s.rank == 1:
                 sys.exit(0)
             s.step(torch.nn.functional.mse_loss(model(x), y))
+"""
+
+_EVALUATED_ALONE = """
+import torch, paceline
+from torch import nn
+from torch.nn import functional as F
+
+data = torch.utils.data.TensorDataset(torch.ones(32, 4), torch.zeros(32, dtype=torch.long))
+
+def judge(batch):
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
+
+s = paceline.session()
+model = s.model(nn.Linear(4, 2))
+s.optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+batches = s.loader(torch.utils.data.DataLoader(data, batch_size=8))
+validation = s.eval_loader(data, batch_size=16)
+for epoch in s.epochs(2):
+    for x, y in batches:
+        s.step(F.cross_entropy(model(x), y))
+    if s.is_main:
+        s.evaluate(judge, validation)
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.errors import ExitCode
 from tests.cli.conftest import Paceline, summary, wait_until
 from tests.launch.waiting import patient
 
@@ -65,28 +66,38 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_hangs_of_two_kinds_and_a_long_evaluation(
-    paceline: Paceline, script: Path, tmp_path: Path
-) -> None:
+def test_a_hang_and_a_long_evaluation(paceline: Paceline, script: Path, tmp_path: Path) -> None:
     command = "--epochs 3 --shards 4 --loader-workers 0 --hang-after-s 1 --timeout-s 60".split()
     run, calm = tmp_path / "run", tmp_path / "calm"
-    faults = "stop,skip,long evaluation"
+    faults = "stop,long evaluation"
     done = paceline.run("run", script, "--workers", "3", *command, "--run-dir", run, "--", faults)
     assert done.code == 0, done.err
-    reports = done.err.split("The training hangs: no progress")[1:]
-    assert len(reports) == 2, done.err
-    for number, text in enumerate(reports):
-        assert "Missing is rank 1 on " in text
-        assert "\nThese wait:\n  rank 0 on " in text
-        assert "script.py:" in text
-        assert f"so far {number + 1} restart" in text
-        assert (run / "logs" / f"hang-{number}.txt").exists()
-    assert "its process is stopped" in reports[0]
-    assert "in another collective than the others" in reports[1]
+    (text,) = done.err.split("The training hangs: no progress")[1:]
+    assert "Missing is rank 1 on " in text
+    assert "\nThese wait:\n  rank 0 on " in text
+    assert "script.py:" in text
+    assert "so far 1 restart" in text
+    assert (run / "logs" / "hang-0.txt").exists()
+    assert "its process is stopped" in text
     assert not list((run / "logs").glob("workers*"))
     alone = ["--workers", "1", *command, "--run-dir", str(calm), "--", ""]
     assert paceline.run("run", script, *alone).code == 0
     assert summary(run)["weights_sha256"] == summary(calm)["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_a_call_on_some_workers_alone_is_not_tried_again(
+    paceline: Paceline, script: Path, tmp_path: Path
+) -> None:
+    command = "--epochs 3 --shards 4 --loader-workers 0 --hang-after-s 1 --timeout-s 60".split()
+    run = tmp_path / "run"
+    done = paceline.run(
+        "run", script, "--workers", "3", *command, "--run-dir", run, "--", "skip,skip"
+    )
+    assert done.code == ExitCode.JOB, done.err
+    assert "in another collective than the others" in done.err
+    assert "Make the same calls on every worker" in done.err
+    assert "start again" not in done.out + done.err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are watched from beside on Linux")

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from paceline.gradient_sync.buffers import PartBuffers, pack, put, unpack
+from paceline.gradient_sync.buffers import PartBuffers, pack, put, stand_in_mode, unpack
 
 
 class Holder(nn.Module):
@@ -129,3 +129,53 @@ def test_buffers_that_arent_numbers_anywhere_are_the_same() -> None:
     holder.get_buffer("coarse").fill_(math.nan)
     buffers = PartBuffers(holder, range(1), with_integers=True)
     assert buffers.name_differing(buffers.rows().repeat(2, 1)) == []
+
+
+class Buffered(nn.Module):
+    """Has buffers of all kinds, and changes some in each forward pass."""
+
+    in_place: Tensor
+    replaced: Tensor
+    grown: Tensor
+    late: Tensor | None
+    by_hand: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("in_place", torch.zeros(2))
+        self.register_buffer("replaced", torch.zeros(2), persistent=False)
+        self.register_buffer("grown", torch.zeros(1))
+        self.register_buffer("late", None)
+        self.register_buffer("expanded", torch.arange(3).expand(2, 3))
+        self.register_buffer("by_hand", torch.zeros(1))
+        with torch.inference_mode():
+            self.register_buffer("inferred", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert self.training
+        self.in_place += 1
+        self.replaced = self.replaced + 1
+        self.grown = torch.cat([self.grown, inputs.detach().sum()[None]])
+        self.late = inputs.detach()
+        scores: Tensor = self.norm(inputs) * self.in_place.clone()
+        return scores
+
+
+def test_a_stand_in_leaves_buffers_and_modes_as_they_were() -> None:
+    model = Buffered()
+    before = {name: None if b is None else b.clone() for name, b in model._buffers.items()}
+    held = model.in_place
+    with stand_in_mode([model]):
+        model(torch.randn(1, 2)).sum().backward()
+        model.by_hand.fill_(3)
+        assert model.in_place[0] == 1
+    assert model.in_place is held
+    assert model.norm.training
+    assert not model.norm.get_buffer("running_mean").any()
+    for name, values in before.items():
+        now = getattr(model, name)
+        if name == "by_hand":
+            assert now == 3  # by the script, not by a forward pass
+        else:
+            assert now is None if values is None else torch.equal(now, values)

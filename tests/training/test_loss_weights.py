@@ -238,6 +238,8 @@ def ignored(targets: Tensor) -> Tensor:
         (lambda m, x, y: F.cross_entropy(m(x)[:-3], y[:-3]), "its 47 targets, not over the 50"),
         (lambda m, x, y: F.mse_loss(m(x)[:-3, 0], y[:-3].float()), "its 47 targets, not over the"),
         (lambda m, x, y: F.cross_entropy(of_two(m(x)).mT.flatten(0, 1), y.repeat(2)), None),
+        (lambda m, x, y: F.mse_loss(m(x).T[:, None].repeat(3, 1, 1), torch.zeros(6, 1, 50)), None),
+        (lambda m, x, y: m(x).mean() + F.mse_loss(m[0].weight, torch.zeros(8, 5)), None),
     ],
 )
 def test_what_a_loss_is_a_mean_over(loss: Loss, mean: str | None) -> None:
@@ -314,6 +316,11 @@ def test_what_is_a_sum_over_samples(loss: Loss, is_sum: bool) -> None:
     inputs, targets = points()
     assert is_sum_over_samples(loss(net(), inputs, targets), len(inputs)) == is_sum
     assert not is_sum_over_samples(loss(net(), inputs[:1], targets[:1]), 1)
+
+
+def test_a_penalty_is_no_sum_over_samples() -> None:
+    model, (inputs, targets) = net(), points(4)  # of its weights some have 8 rows
+    assert not is_sum_over_samples(entropy(model, inputs, targets) + penalty(model), len(inputs))
 
 
 @pytest.mark.parametrize(("world_size", "told"), [(1, 0), (2, 1)])

@@ -1,12 +1,13 @@
 """Model buffers (BatchNorm's statistics), one set for each part of a step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from paceline.distributed.device_copies import copy_all, fetch, send
 from paceline.gradient_sync.batchnorm import SyncBatchNorm
@@ -17,19 +18,21 @@ more."""
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Let a model run in the block without learning from what it sees, such as a stand-in.
+def stand_in_mode(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Let models run in the block on what stands in for samples, without learning from it.
 
     Modules stay in the mode they are in, and return what they return in training. Only
     normalization layers are put into evaluation mode, since a single sample may have no variance;
-    buffers that others have changed are put back. Local to the worker.
+    buffers that forward passes have changed are put back in the end. Local to the worker.
     """
-    before = [
-        (module, key, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for key, buffer in module.named_buffers(recurse=False)
+    models = list(models)
+    norms = [
+        part
+        for model in models
+        for part in model.modules()
+        if isinstance(part, _NormBase | SyncBatchNorm) and part.training
     ]
-    norms = [m for m in model.modules() if isinstance(m, _NormBase | SyncBatchNorm) and m.training]
+    changes = [_ForwardChanges(model) for model in models]
     for norm in norms:
         norm.training = False
     try:
@@ -37,10 +40,52 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for norm in norms:
             norm.training = True
-        for module, key, buffer, values in before:  # changed in place, or replaced
-            with torch.no_grad():
-                buffer.copy_(values)
+        for change in changes:
+            change.undo()
+
+
+@final
+class _ForwardChanges:
+    """Notices which buffers a model's forward passes change, from the first one on."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before: dict[tuple[nn.Module, str], tuple[Tensor | None, Tensor | None, int]] = {}
+        """Of each buffer: the tensor, its values, and torch's count of changes in place."""
+        self._changed: set[tuple[nn.Module, str]] = set()
+        self._hooks = (
+            model.register_forward_pre_hook(lambda *_: self._note()),
+            model.register_forward_hook(lambda *_: self._compare()),
+        )
+
+    def undo(self) -> None:
+        """Put back what has changed, in place where that is possible; notice nothing more."""
+        for hook in self._hooks:
+            hook.remove()
+        for module, key in self._changed:
+            buffer, values, _ = self._before[module, key]
+            if buffer is not None and values is not None:
+                if buffer.shape == values.shape:
+                    with torch.no_grad():
+                        buffer.copy_(values)
+                else:
+                    buffer = values
             setattr(module, key, buffer)
+
+    def _note(self) -> None:
+        for part in self._model.modules():
+            for key, buffer in part._buffers.items():
+                if (part, key) not in self._before:
+                    is_fixed = buffer is None or is_lazy(buffer) or buffer.is_inference()
+                    values = None if is_fixed or buffer is None else buffer.detach().clone()
+                    count = -1 if is_fixed or buffer is None else buffer._version
+                    self._before[part, key] = (buffer, values, count)
+
+    def _compare(self) -> None:
+        for (part, key), (buffer, values, count) in self._before.items():
+            is_other = part._buffers.get(key) is not buffer
+            if is_other or (buffer is not None and values is not None and buffer._version != count):
+                self._changed.add((part, key))
 
 
 @final

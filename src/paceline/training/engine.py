@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from paceline.data.batch import Batch, pieces
 from paceline.errors import InterruptedTraining, NonFiniteLossError
 from paceline.files import storing
-from paceline.gradient_sync.buffers import buffers_kept
+from paceline.gradient_sync.buffers import stand_in_mode
 from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
@@ -168,6 +168,7 @@ class Engine:
         if not has_epochs and not state.step:
             return  # a script that trained nothing
         self._close_pass()
+        self.note.operation = "epoch end"
         context.optimizer_step.report_without_update(state.step - 1 - self.step.updated)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
@@ -495,7 +496,7 @@ class Engine:
         the model run without effect: no buffer learns of it, and its gradient weighs zero.
         """
         context, number = self.context, self.context.progress.state.step
-        with nullcontext() if batch.local else buffers_kept(context.components.model):
+        with nullcontext() if batch.local else stand_in_mode(context.components.models.values()):
             while True:
                 for piece in pieces(batch, most):
                     self.step.batch, context.optimizer_step.has_gradients = piece, False

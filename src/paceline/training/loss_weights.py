@@ -83,8 +83,8 @@ def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
 
     Args:
         loss: Before its backward pass.
-        samples: How many it is about. Of one, a sum is a mean; terms about other things, such as
-            parameters, have another number of rows.
+        samples: How many it is about. Of one, a sum is a mean; terms about other things have
+            another number of rows, and those about parameters, penalties, aren't counted.
     """
     waiting = deque([loss.grad_fn])
     for _ in range(_NODES):
@@ -106,6 +106,8 @@ def _rows_summed(node: Node) -> int:
     before = node.next_functions[0][0] if node.name() == "SumBackward0" else None
     if before is None:
         return 0
+    if _is_of_parameters(before):
+        return 0  # a penalty
     is_loss = getattr(before, "_saved_reduction", None) == _NONE
     sizes = getattr(node, "_saved_self_sym_sizes", ())
     return int(sizes[0]) if sizes and (is_loss or before.name().startswith(_ELEMENTWISE)) else 0
@@ -132,9 +134,19 @@ def _describe_nll(node: Node) -> str | None:
 def _describe_rows(node: Node, samples: int) -> str | None:
     """Compare the number of targets that a loss is a mean over with that of the samples."""
     targets = getattr(node, "_saved_target", None)
-    if not isinstance(targets, Tensor) or not targets.dim() or len(targets) % samples == 0:
+    if not isinstance(targets, Tensor) or not targets.dim() or _is_of_parameters(node):
         return None
+    if any(size % samples == 0 for size in targets.shape):
+        return None  # the samples may stand in another dimension
     return f"its {len(targets)} targets, not over the {samples} samples: weight=len(targets)"
+
+
+def _is_of_parameters(node: Node) -> bool:
+    """Whether a node of a loss's graph is computed from a parameter itself, as a penalty is."""
+    return any(
+        before is not None and before.name().endswith("AccumulateGrad")
+        for before, _ in node.next_functions
+    )
 
 
 @final

@@ -91,6 +91,7 @@ def open_session(
         restarted=group.placement.attempt > 0,
     )
     group.listener = note
+    note.has_begun = False  # of an earlier session of this process
     with ExitStack() as opened:
         opened.callback(console.close)
         engine = _build(config, run, group, stop_flag, console, own_options, announce, opened)

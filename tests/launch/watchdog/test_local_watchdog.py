@@ -19,28 +19,38 @@ pytestmark = pytest.mark.ranks
 def test_hangs_of_all_kinds_are_ended_and_the_training_goes_on(launch: Launch) -> None:
     launch.max_restarts = 3
     launch.hang = HangLimits(least_s=0.8)
-    outcome = launch("hang", "stop lock skip late")
-    assert outcome.results == {0: "attempt 3", 1: "attempt 3"}
-    assert outcome.restarts == 3
+    outcome = launch("hang", "stop lock late")
+    assert outcome.results == {0: "attempt 2", 1: "attempt 2"}
+    assert outcome.restarts == 2
     reports = [line for line in launch.lines if line.startswith("The training hangs")]
     restarts = [line for line in launch.lines if "All workers start again" in line]
-    assert len(reports) == len(restarts) == 3
-    stopped, locked, skipped = reports
+    assert len(reports) == len(restarts) == 2
+    stopped, locked = reports
     assert "Missing is rank 1" in stopped
     assert "stopped by a signal" in stopped
     assert "step 20" in stopped
     assert "Missing is rank 1" in locked
     assert "in hang" in locked
     assert "/re/__init__.py" in locked  # its own stack, though it keeps the interpreter to itself
-    assert "Missing is rank 1" in skipped
-    assert "in another collective than the others" in skipped
-    assert "collective 20 (all-gather)" in skipped
     for number, text in enumerate(reports):
         assert "rank 0 on" in text
         assert "entries.py:" in text  # where the others wait
         assert (launch.log_dir / f"hang-{number}.txt").exists()
         assert f"so far {number + 1} restart" in restarts[number]
     assert read_live(launch.log_dir) == []
+
+
+@pytest.mark.slow
+def test_workers_in_different_collectives_are_the_jobs_fault(launch: Launch) -> None:
+    launch.max_restarts = 3
+    launch.hang = HangLimits(least_s=0.8)
+    outcome = launch("hang", "skip late")
+    assert (outcome.failures[0].rank, outcome.failures[0].kind) == (1, "job")
+    (skipped,) = [line for line in launch.lines if line.startswith("The training hangs")]
+    assert "Missing is rank 1" in skipped
+    assert "in another collective than the others" in skipped
+    assert "collective 20 (all-gather)" in skipped
+    assert not [line for line in launch.lines if "start again" in line]
 
 
 def test_a_hang_that_goes_on_hanging_is_the_failure_of_the_launch(launch: Launch) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.watchdog.stack_dump import collect_stacks, own_frame, without_launcher
+from paceline.launch.errors.python_stacks import own_frame, without_launcher
+from paceline.launch.watchdog.stack_dump import collect_stacks
 from tests.launch.waiting import until
 from tests.launch.watchdog.states import IN_STEP
 

@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from paceline.launch.errors.device_errors import device_error
+from paceline.launch.errors.mismatch import (
+    DIFFERENT_COLLECTIVES,
+    describe_place,
+    explain,
+    is_mismatch,
+)
+from paceline.launch.errors.python_stacks import main_thread, without_launcher
 from paceline.options.fields import check_types
 from paceline.results.run_directory import log_path
 
@@ -26,6 +33,8 @@ _LOST_PEER = re.compile(
 )
 _CRASHES = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _LINE_LIMIT = 200
+_LOST = 4
+"""The place of lost peers in the order of causes: the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +84,8 @@ class WorkerFailure:
 
 def is_lost_peer(error_type: str, text: str) -> bool:
     """Whether an error only says that another worker, or the link to it, went away."""
-    return error_type in _LOST_PEER_TYPES or _LOST_PEER.search(text) is not None
+    is_lost = error_type in _LOST_PEER_TYPES or _LOST_PEER.search(text) is not None
+    return is_lost and not is_mismatch(text)  # Gloo's words for that have its own file in them
 
 
 def root_cause(failures: Iterable[WorkerFailure]) -> tuple[WorkerFailure, ...]:
@@ -105,7 +115,7 @@ def _sort_of(failure: WorkerFailure) -> int:
         return 2
     if device_error(failure.message) is not None:
         return 3  # of the worker itself, also where NCCL was the first to see it
-    return 4 if is_lost_peer(failure.error_type, failure.traceback or failure.message) else 3
+    return _LOST if is_lost_peer(failure.error_type, failure.traceback or failure.message) else 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +216,11 @@ def silent_failure(
         message = f"{message}: {of_device.name}"
         crash = f"{crash.rstrip()}\n{of_device.advice}\n"
     is_job = not exit_code or (of_device is not None and of_device.kind == "job")
+    # Or Gloo: what came from a peer belongs to another collective.
+    if name == "SIGABRT" and is_mismatch(crash):
+        message, is_job = f"{message}: {DIFFERENT_COLLECTIVES}", True
+        # All of the crash is in the log; its C++ exception and its threads help nobody here.
+        crash = without_launcher(main_thread(crash).partition("\n\n")[0])
     return WorkerFailure(
         rank=rank,
         host=host,
@@ -248,7 +263,10 @@ def render(failures: Sequence[WorkerFailure], log_dir: Path) -> str:
     """
     cause, *others = failures
     parts = [f"The training failed on {_place(cause)}."]
-    if cause.traceback.strip():
+    if _is_mismatch(cause):
+        parts.append(_explain_mismatch(failures))
+        others = [other for other in others if _sort_of(other) < _LOST]
+    elif cause.traceback.strip():
         parts.append(cause.traceback.strip("\n"))
         if not cause.error_type:
             parts.append(one_line(cause))
@@ -258,6 +276,22 @@ def render(failures: Sequence[WorkerFailure], log_dir: Path) -> str:
         parts.append("Other workers:\n" + "\n".join(f"  {one_line(other)}" for other in others))
     parts.append(f"Log of this worker: {log_path(log_dir, cause.rank)}")
     return "\n\n".join(parts)
+
+
+def _is_mismatch(failure: WorkerFailure) -> bool:
+    silent = not failure.error_type and DIFFERENT_COLLECTIVES in failure.message
+    return failure.kind == "job" and (silent or is_mismatch(failure.message))
+
+
+def _explain_mismatch(failures: Sequence[WorkerFailure]) -> str:
+    """Say where each worker was: those that lost their peer were in the other collective."""
+    met = [each for each in failures if _is_mismatch(each) or _sort_of(each) == _LOST]
+    places = [
+        describe_place(each.rank, each.host, each.step, each.operation, each.traceback)
+        for each in sorted(met, key=lambda each: each.rank)
+    ]
+    raised = failures[0].traceback.strip("\n") if failures[0].error_type else ""
+    return "\n\n".join(filter(None, (raised, explain(places))))
 
 
 def _place(failure: WorkerFailure) -> str:

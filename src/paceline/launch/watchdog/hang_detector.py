@@ -56,6 +56,8 @@ class Hang:
     """The median step."""
     reason: str
     """What shows it, as the end of a sentence."""
+    is_mismatch: bool = False
+    """Whether workers wait in different collectives: the script's fault."""
 
 
 def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int = 0) -> Hang | None:
@@ -86,7 +88,8 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
         missing, reason = find_missing(states)
         reason = reason or "a worker waits for the others"
     # In different collectives they would wait for ever.
-    if _elsewhere(states) is not None:
+    is_mismatch = _elsewhere(states) is not None
+    if is_mismatch:
         quiet_s, limit_s = min(s.age_s for s in states), min(limit_s, _MISMATCH_S)
     # Unseen workers may explain the wait.
     if quiet_s < limit_s * (2 if unseen else 1):
@@ -96,7 +99,14 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
 
     usual = [state.median_step_s for state in states if state.median_step_s is not None]
     usual_s = median(usual) if usual else None
-    return Hang(missing=missing, quiet_s=quiet_s, usual_s=usual_s, reason=reason)
+    is_mismatch = is_mismatch and not any(state.process == "stopped" for state in states)
+    return Hang(
+        missing=missing,
+        quiet_s=quiet_s,
+        usual_s=usual_s,
+        reason=reason,
+        is_mismatch=is_mismatch,
+    )
 
 
 def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
@@ -117,7 +127,7 @@ def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
     if (few := _elsewhere(states)) is not None:
         return few, (
             "in another collective than the others: one was left out, or is one too many, as where "
-            "one worker alone has no s.step(...) for a batch"
+            "one worker alone has no s.step(...) for a batch, or calls s.evaluate(...)"
         )
     # then progress: whoever has begun fewer collectives keeps the others waiting;
     places = {state.rank: (state.collectives, state.step or 0) for state in states}

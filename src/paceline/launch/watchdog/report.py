@@ -5,8 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.launch.errors.failures import WorkerFailure
+from paceline.launch.errors.mismatch import REMEDY
+from paceline.launch.errors.python_stacks import own_frame, without_launcher
 from paceline.launch.watchdog.hang_detector import Hang
-from paceline.launch.watchdog.stack_dump import own_frame, without_launcher
 from paceline.launch.watchdog.worker_state import WorkerState
 
 _ADVICE = "Where a step may rightly last so long, say --hang-after-s."
@@ -30,7 +31,7 @@ def render(hang: Hang, states: Sequence[WorkerState], stacks: Mapping[int, str])
         title = "These wait:" if missing else f"{hang.reason.capitalize()}:"
         lines = [f"  {describe(state)}{_where(state, stacks)}" for state in others]
         parts.append("\n".join((title, *lines)))
-    parts.append(_ADVICE)
+    parts.append(REMEDY if hang.is_mismatch else _ADVICE)
     return "\n".join(parts)
 
 
@@ -80,7 +81,7 @@ def failures_of(
             step=state.step,
             exit_code=None,
             signal_name=None,
-            kind="infrastructure",
+            kind="job" if hang.is_mismatch else "infrastructure",
             error_type="",
             message=f"the training hangs: {_summary(hang, state)}",
             traceback=without_launcher(stacks.get(state.rank, "")),

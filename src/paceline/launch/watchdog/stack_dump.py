@@ -4,9 +4,7 @@ The signal is handled in C (faulthandler), so it works while a thread holds the 
 """
 
 import os
-import re
 import signal
-import sysconfig
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from paceline.launch.errors.python_stacks import THREAD
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.results.run_directory import log_path
 
@@ -22,13 +21,6 @@ _ANSWER_S = 3.0
 _SETTLED_S = 0.3
 _POLL_S = 0.02
 _MAX_BYTES = 1 << 18
-_THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+.*:$", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
-_LIBRARIES = tuple(
-    {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
-_OURS = str(Path(__file__).parents[2]) + os.sep
-_STARTERS = ("<frozen runpy>", *(_OURS + place + os.sep for place in ("launch", "script", "cli")))
 
 
 @final
@@ -84,39 +76,5 @@ def _answer(request: _Request) -> str:
             text = file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:
         return ""
-    match = _THREAD.search(text)
+    match = THREAD.search(text)
     return text[match.start() :].strip("\n") if match else ""
-
-
-def main_thread(stacks: str) -> str:
-    """Give the frames of the main thread, the innermost first; it is the last one written."""
-    starts = [match.start() for match in _THREAD.finditer(stacks)]
-    return stacks[starts[-1] :] if starts else ""
-
-
-def without_launcher(stacks: str) -> str:
-    """Leave out of stacks the outermost frames, which only started the worker."""
-    kept, outside = [], False
-    for line in stacks.splitlines():
-        frame = _FRAME.match(line)
-        outside = frame is not None and (outside or frame["file"].startswith(_STARTERS))
-        if not outside:
-            kept.append(line)
-    return "\n".join(kept)
-
-
-def own_frame(stacks: str) -> str:
-    """Give the user's innermost line of the main thread, as `file.py:12 in name`.
-
-    Where none is the user's, that is the innermost of all; empty where there are no frames.
-    """
-    frames = [*_FRAME.finditer(main_thread(stacks))]
-    users = [frame for frame in frames if not _is_library(frame["file"])]
-    chosen = users or frames
-    if not chosen:
-        return ""
-    return f"{chosen[0]['file']}:{chosen[0]['line']} in {chosen[0]['name']}"
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(("<", _OURS, *_LIBRARIES)) or "site-packages" in file

@@ -102,11 +102,12 @@ def lost_one_another(cause: WorkerFailure, places: Sequence[str]) -> bool:
         cause: The failure that came first.
         places: As of `read_locations`.
     """
-    if cause.kind != "infrastructure" or len(set(places)) < 2:
+    if len(set(places)) < 2:
         return False
     if cause.signal_name == "SIGABRT":
         return places[cause.rank].startswith("in ") and _NOWHERE not in places[cause.rank]
-    return is_lost_peer(cause.error_type, cause.traceback or cause.message)
+    is_lost = is_lost_peer(cause.error_type, cause.traceback or cause.message)
+    return is_lost and cause.kind == "infrastructure"
 
 
 def _place(path: Path, events: Sequence[Event]) -> str:

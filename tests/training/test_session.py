@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from paceline.data.order import epoch_order
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
+from paceline.launch.heartbeat import note
 from paceline.options.fields import OptionValue
 from paceline.training.rng import seed_everything
 from paceline.training.session import Session
@@ -484,3 +485,17 @@ def test_modules_stay_in_the_mode_that_the_script_has_put_them_into(
         assert_weights(weights, weights_of(plain))
         assert modes == [True, True, False, True, False, False, False]
         assert not mean.any()
+
+
+def test_a_further_session_of_a_process_has_not_begun(tmp_path: Path) -> None:
+    def body(group: Group) -> list[bool]:
+        begun = []
+        for name in ("first", "second"):
+            with session_on(group, tmp_path / name) as s:
+                s.optimizer(sgd(s.model(net())))
+                begun.append(note.has_begun)
+                next(s.epochs(1))
+                begun.append(note.has_begun)
+        return begun
+
+    assert run_ranks(1, body) == [[False, True, False, True]]

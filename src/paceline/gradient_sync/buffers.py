@@ -83,7 +83,7 @@ class _ForwardChanges:
 
     def _compare(self) -> None:
         for (part, key), (buffer, values, count) in self._before.items():
-            is_other = part._buffers.get(key) is not buffer
+            is_other = getattr(part, key, None) is not buffer
             if is_other or (buffer is not None and values is not None and buffer._version != count):
                 self._changed.add((part, key))
 

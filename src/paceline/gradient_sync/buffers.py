@@ -22,17 +22,19 @@ def stand_in_mode(models: Iterable[nn.Module]) -> Iterator[None]:
     """Let models run in the block on what stands in for samples, without learning from it.
 
     Modules stay in the mode they are in, and return what they return in training. Only
-    normalization layers are put into evaluation mode, since a single sample may have no variance;
-    buffers that forward passes have changed are put back in the end. Local to the worker.
+    normalization layers, and scripted modules, which may be some, are put into evaluation mode,
+    since a single sample may have no variance; buffers that forward passes have changed are put
+    back in the end. Local to the worker.
     """
     models = list(models)
     norms = [
         part
         for model in models
         for part in model.modules()
-        if isinstance(part, _NormBase | SyncBatchNorm) and part.training
+        if isinstance(part, _NormBase | SyncBatchNorm | torch.jit.ScriptModule) and part.training
     ]
-    changes = [_ForwardChanges(model) for model in models]
+    # A scripted module takes no hooks; in evaluation mode it learns nothing.
+    changes = [_ForwardChanges(m) for m in models if not isinstance(m, torch.jit.ScriptModule)]
     for norm in norms:
         norm.training = False
     try:

@@ -57,8 +57,8 @@ def test_a_hash_seed_holds_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     with forkserver.hash_seed_is("1"):
         forkserver.prepare((), 1)
         second = _pid()
-        environment = Path(f"/proc/{second}/environ").read_bytes().split(b"\0")
-        assert b"PYTHONHASHSEED=1" in environment
+        environment = Path(f"/proc/{second}/environ")  # empty until the process is Python's
+        until(lambda: b"PYTHONHASHSEED=1" in environment.read_bytes().split(b"\0"))
     assert second != first
     assert "PYTHONHASHSEED" not in os.environ
     monkeypatch.setenv("PYTHONHASHSEED", "7")  # the user's counts

@@ -152,6 +152,7 @@ def test_what_gains_is_taken_together_and_measured_again(tmp_path: Path) -> None
     assert not list(tmp_path.glob("runs/*/snapshots"))
 
 
+@pytest.mark.slow
 def test_each_change_stands_beside_a_trial_of_the_training_as_it_is(tmp_path: Path) -> None:
     pretended = Pretended(usual_speed)
     tuner, _ = make_tuner(tmp_path, pretended)
@@ -211,6 +212,7 @@ def test_what_fails_is_said_and_not_tried_again(tmp_path: Path) -> None:
     assert len([given for _, given, _ in pretended.asked if "compile" in given]) == 1
 
 
+@pytest.mark.slow
 def test_another_global_batch_is_another_training(tmp_path: Path) -> None:
     tuner, _ = make_tuner(tmp_path, Pretended(usual_speed))
     tuner.training = replace(tuner.training, batch=None)  # a script's own

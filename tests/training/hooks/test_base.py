@@ -106,6 +106,7 @@ def train(
         for kind in TABLE
     ],
 )
+@pytest.mark.core_cases(3)
 def test_with_each_a_resumed_training_ends_as_an_uninterrupted_one(
     kind: type[StepHook], tmp_path: Path
 ) -> None:

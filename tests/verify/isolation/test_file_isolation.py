@@ -53,8 +53,8 @@ def is_untouched(own: Path) -> bool:
     return found == OWN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_landlock", [True, False])
-@pytest.mark.core_cases(1)
 def test_nothing_that_a_script_writes_reaches_its_users_files(
     verify: Verify, own: Path, monkeypatch: pytest.MonkeyPatch, has_landlock: bool
 ) -> None:

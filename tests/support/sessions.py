@@ -92,10 +92,11 @@ def plain_loop(
     clip: float | None = None,
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = entropy,
     rate: Callable[[int], float] | None = None,
+    make: Callable[[], nn.Module] = net,
 ) -> list[Tensor]:
     """What one process without Paceline does on the same batches."""
     seed_everything(0)
-    model = net()
+    model = make()
     optimizer = sgd(model)
     inputs, targets = points()
     step = 0

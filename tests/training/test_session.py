@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from paceline.data.order import epoch_order
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.launch.heartbeat import note
 from paceline.options.fields import OptionValue
-from paceline.training.rng import seed_everything
 from paceline.training.session import Session
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
@@ -402,16 +400,6 @@ def test_everything_is_prepared_at_once(tmp_path: Path) -> None:
             assert_weights(found, plain_loop())
 
 
-def loop_by_hand(model: nn.Module, loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
-    """Train a model as a session does, in one process without one."""
-    optimizer, (inputs, targets) = sgd(model), points()
-    for epoch in range(EPOCHS):
-        for picked in torch.from_numpy(epoch_order(SAMPLES, 0, epoch)).split(BATCH):
-            optimizer.zero_grad()
-            loss(model, inputs[picked], targets[picked]).backward()
-            optimizer.step()
-
-
 class Auxiliary(nn.Module):
     """Returns two things in training, one elsewhere, and counts the samples it is trained on."""
 
@@ -449,11 +437,8 @@ def test_a_worker_without_samples_trains_in_training_mode_and_counts_nothing(
                     s.step(loss_of_both(model, *pair_of(batch)))
             return weights_of(model), float(model.seen)
 
-    seed_everything(0)
-    plain = Auxiliary()
-    loop_by_hand(plain, loss_of_both)
     found = run_ranks(world_size, body)
-    assert_weights(found[0][0], weights_of(plain))
+    assert_weights(found[0][0], plain_loop(make=Auxiliary, loss=loss_of_both))
     assert sum(seen for _, seen in found) == EPOCHS * SAMPLES
 
 
@@ -478,11 +463,9 @@ def test_modules_stay_in_the_mode_that_the_script_has_put_them_into(
             modes = [part.training for part in (model, *model, teacher, *teacher)]
             return weights_of(model), modes, model[1].get_buffer("running_mean")
 
-    seed_everything(0)
-    plain = with_frozen_norm()
-    loop_by_hand(plain, entropy)
+    plain = plain_loop(make=with_frozen_norm)
     for weights, modes, mean in run_ranks(world_size, body):
-        assert_weights(weights, weights_of(plain))
+        assert_weights(weights, plain)
         assert modes == [True, True, False, True, False, False, False]
         assert not mean.any()
 

@@ -66,22 +66,23 @@ class _ForwardChanges:
             hook.remove()
         for module, key in self._changed:
             buffer, values, _ = self._before[module, key]
-            if buffer is not None and values is not None:
-                if buffer.shape == values.shape:
-                    with torch.no_grad():
-                        buffer.copy_(values)
-                else:
-                    buffer = values
+            if buffer is not None and values is not None and buffer.shape == values.shape:
+                with torch.no_grad():
+                    buffer.copy_(values)
+            else:  # resized, or of a kind that can only be replaced
+                buffer = buffer if values is None else values
             setattr(module, key, buffer)
 
     def _note(self) -> None:
         for part in self._model.modules():
             for key, buffer in part._buffers.items():
-                if (part, key) not in self._before:
-                    is_fixed = buffer is None or is_lazy(buffer) or buffer.is_inference()
-                    values = None if is_fixed or buffer is None else buffer.detach().clone()
-                    count = -1 if is_fixed or buffer is None else buffer._version
-                    self._before[part, key] = (buffer, values, count)
+                if (part, key) in self._before:
+                    continue
+                if buffer is None or is_lazy(buffer) or buffer.is_inference():
+                    self._before[part, key] = (buffer, None, -1)
+                else:
+                    values = buffer.detach().clone()
+                    self._before[part, key] = (buffer, values, buffer._version)
 
     def _compare(self) -> None:
         for (part, key), (buffer, values, count) in self._before.items():

@@ -211,20 +211,14 @@ class LossWeights:
 
     def _look(self, loss: Tensor, batch: Batch | None) -> None:
         """Say once, of the first loss, that it is no mean over samples, where that can be seen."""
-        if not self._has_looked and batch is not None:
-            self._look_for_sum(loss, batch.local)
-        samples = 1 if batch is None or self._is_gathered() else max(batch.local, 1)
-        if not self._has_looked and (advice := describe_weighted_mean(loss, samples)):
-            self._context.optimizer_step.report(
-                f"the loss is a mean over {advice.partition(':')[0]}, which each worker or shard "
-                "may have another amount of: the training depends on their number, unless "
-                f"s.step(loss, ...) or s.backward(loss, ...) has{advice.partition(':')[2]}"
-            )
+        if not self._has_looked:
+            # A loss about all workers' samples counts once: nothing is known of its rows.
+            samples = 1 if batch is None or self._is_gathered() else max(batch.local, 1)
+            self._report_sum(loss, samples)
+            self._report_weighted_mean(loss, samples)
         self.is_plain = self._has_looked = True
 
-    def _look_for_sum(self, loss: Tensor, samples: int) -> None:
-        if self._is_gathered():
-            return  # it counts once
+    def _report_sum(self, loss: Tensor, samples: int) -> None:
         if is_sum_over_samples(loss, samples):
             parts = self._context.division.parts
             self._context.optimizer_step.report(
@@ -232,6 +226,14 @@ class LossWeights:
                 f"shards are averaged: the gradient is 1/{parts} of the whole batch's sum, and "
                 'changes with their number. Give the mean (reduction="mean"), and where the '
                 "learning rate was chosen for the sum, that rate times the batch's size"
+            )
+
+    def _report_weighted_mean(self, loss: Tensor, samples: int) -> None:
+        if advice := describe_weighted_mean(loss, samples):
+            self._context.optimizer_step.report(
+                f"the loss is a mean over {advice.partition(':')[0]}, which each worker or shard "
+                "may have another amount of: the training depends on their number, unless "
+                f"s.step(loss, ...) or s.backward(loss, ...) has{advice.partition(':')[2]}"
             )
 
     def _is_gathered(self) -> bool:

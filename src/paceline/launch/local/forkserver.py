@@ -6,7 +6,7 @@ launcher does the same on another core.
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
@@ -103,38 +103,38 @@ def hash_seed_is(seed: str) -> Iterator[None]:
     Args:
         seed: A whole number; outside of such a block it is 0.
     """
-    if os.environ.get(HASH_SEED):
+    with _variables({HASH_SEED: os.environ.get(HASH_SEED) or seed}):
         yield
-        return
-    before = os.environ.get(HASH_SEED)
-    os.environ[HASH_SEED] = seed
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[HASH_SEED]
-        else:
-            os.environ[HASH_SEED] = before
 
 
 @contextmanager
 def _environment(threads: int) -> Iterator[None]:
-    ours = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    ours: dict[str, str | None] = dict.fromkeys(AT_IMPORT)
+    ours |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     ours[LAUNCHER_VARIABLE] = str(os.getpid())
     # Python reads it at its start alone: sets of text have one order in all workers and starts.
     ours[HASH_SEED] = _hash_seed()
-    before = {name: os.environ.get(name) for name in (*ours, *AT_IMPORT)}
-    os.environ.update(ours)
-    for name in AT_IMPORT:
-        os.environ.pop(name, None)
+    with _variables(ours):
+        yield
+
+
+@contextmanager
+def _variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables of the environment in the block; None takes one out of it."""
+    before = {name: os.environ.get(name) for name in values}
+    _put(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _put(before)
+
+
+def _put(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager

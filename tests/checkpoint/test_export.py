@@ -1,7 +1,5 @@
 import errno
 import os
-import resource
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from safetensors.torch import load_file
 
 from paceline.checkpoint.export import export_weights
 from paceline.errors import StorageError, UsageError
+from tests.support.small_files import small_files
 
 
 def tied_net() -> torch.nn.Sequential:
@@ -94,15 +93,9 @@ def test_a_failed_write_leaves_nothing(
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
 def test_a_full_disk_is_said_as_such(name: str, tmp_path: Path) -> None:
     """`torch.save` ends with an error about its archive, whatever the disk has said."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then it is an error: EFBIG
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-        with pytest.raises(StorageError, match=f"{name} can't be written: File too large"):
-            export_weights({"x": torch.zeros(100_000)}, tmp_path / name)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    said = f"{name} can't be written: File too large"
+    with small_files(20_000), pytest.raises(StorageError, match=said):
+        export_weights({"x": torch.zeros(100_000)}, tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 

@@ -3,8 +3,6 @@
 import errno
 import json
 import re
-import resource
-import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -19,6 +17,7 @@ from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.streaming import Piece, parse_sent, pieces_of, read_pieces
 from paceline.errors import SnapshotError
 from tests.support.needs import MEMORY_DISK, need
+from tests.support.small_files import small_files
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -192,15 +191,8 @@ def test_a_full_disk(
 
 
 def test_a_file_that_may_not_grow(source: SnapshotStore, target: SnapshotStore) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            target.receive(source.manifest(7), sent(source))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with small_files(700), pytest.raises(OSError, match="File too large"):
+        target.receive(source.manifest(7), sent(source))
     assert list(target.directory.iterdir()) == []
 
 

@@ -327,7 +327,7 @@ def test_a_file_too_large_for_the_file_system_is_survived(tmp_path: Path) -> Non
     source = str(Path(paceline.__path__[0]).parent)
     ended = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": source},
+        env={**os.environ, "PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True, text=True, check=True, timeout=patient(120),
     )  # fmt: skip
     said, left, steps = json.loads(ended.stdout)

@@ -2,15 +2,14 @@
 
 import errno
 import os
-import resource
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
+from tests.support.small_files import small_files
 
 _GOLDEN = Path(__file__).parents[1] / "results" / "golden"
 _TO_A_FILE = (
@@ -74,14 +73,8 @@ def test_a_file_system_that_refuses(
 def test_a_project_for_which_the_disk_is_too_small_leaves_nothing(
     place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then it is an error: EFBIG
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))
+    with small_files(400):
         code, said = _ends(f"init recipe {place}", capsys)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
     assert (code, f"{place} can't be written: File too large" in said) == (70, True)
 
 

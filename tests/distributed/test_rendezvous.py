@@ -1,4 +1,5 @@
 import gc
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paceline.distributed.rendezvous import (
     of_attempt,
     open_store,
     settled,
+    wait_until_read,
 )
 from paceline.errors import InfrastructureError, UsageError
 from tests.support.ports import free_port
@@ -70,7 +72,7 @@ def test_all_meet_and_hear_rank_0(scheme: str, world_size: int, tmp_path: Path) 
             if entry.status == psutil.CONN_LISTEN
         }
         group.barrier()
-        leave(own, meeting, world_size)
+        leave(own, meeting, group.rank, world_size)
         return place.local_rank, place.local_world_size, told, listening
 
     found = run_ranks(world_size, body)
@@ -79,6 +81,26 @@ def test_all_meet_and_hear_rank_0(scheme: str, world_size: int, tmp_path: Path) 
     ]
     assert set().union(*(row[3] for row in found)) <= {"127.0.0.1"}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_sessions_one_after_another_at_one_port() -> None:
+    meeting = Address(scheme="tcp", host="127.0.0.1", port=free_port())
+
+    def body(group: Group) -> list[str]:
+        told = []
+        for session in range(3):
+            store = of_attempt(open_store(meeting, group.rank, 3, 60.0, None), 0)
+            arrive(store, meeting, Placement(rank=group.rank, world_size=3), 60.0)
+            told.append(common_text(store, group.rank, "what", f"of session {session}"))
+            if group.rank == 0:
+                wait_until_read(store, "what", 3)
+                time.sleep(0.3)  # the others are at their next session long before
+            leave(store, meeting, group.rank, 3, meets_again=True)
+            del store
+        return told
+
+    assert run_ranks(3, body) == [[f"of session {session}" for session in range(3)]] * 3
 
 
 def test_a_store_let_go_leaves_its_file_alone(tmp_path: Path) -> None:
@@ -113,7 +135,7 @@ def test_who_didnt_come(tmp_path: Path) -> None:
     store = of_attempt(open_store(meeting, 0, 3, 60.0, None), 0)
     with pytest.raises(InfrastructureError, match=r"ranks \[1, 2\] did not come to file://"):
         arrive(store, meeting, Placement(rank=0, world_size=3), 0.1)
-    leave(store, meeting, 3)
+    leave(store, meeting, 0, 3)
 
 
 def test_rank_0_that_isnt_there() -> None:

@@ -249,7 +249,8 @@ def _joined_by_store(
         try:
             compare_by_store(own, placement.rank, placement.world_size, facts, timeout_s)
         except JobError:
-            leave(own, address, placement.world_size)  # the next start may meet at the same place
+            # The next start may meet at the same place.
+            leave(own, address, placement.rank, placement.world_size)
             raise
     # The backend reads its interface from the environment when the process group is made.
     route = choose_route(placement, address, options.interface)
@@ -267,10 +268,10 @@ def _joined_by_store(
         timeout=timedelta(seconds=timeout_s),
         device_id=device if device.type == "cuda" and backend != "smddp" else None,
     )
-    ends_well = False
+    ends_well = meets_again = False
     try:
         yield Group(placement, device, backend, address, route)
-        ends_well = True
+        ends_well = meets_again = True
     except InterruptedTraining:
         ends_well = True  # of all workers alike
         raise
@@ -282,7 +283,7 @@ def _joined_by_store(
         # their watchdog ends them. The process ends instead, and they learn of it at once.
         if ends_well or not is_accelerator(device):
             dist.destroy_process_group()
-        leave(own, address, placement.world_size)
+        leave(own, address, placement.rank, placement.world_size, meets_again=meets_again)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError, UsageError
 
 _BACKLOG = 1024
-_READ_WAIT_S, _POLL_S = 20.0, 0.05
+_LAST_WAIT_S, _POLL_S = 20.0, 0.05
 _GRACE_S = 2.0
 """For torch to say itself that nobody answered in time."""
 _NOT_OURS = (errno.EADDRNOTAVAIL,)
@@ -110,18 +110,41 @@ def _within(connect: Callable[[], TCPStore], timeout_s: float) -> TCPStore:
     return result
 
 
-def leave(store: Store, address: Address, world_size: int) -> None:
+def leave(
+    store: Store, address: Address, rank: int, world_size: int, *, meets_again: bool = False
+) -> None:
     """Close the store; the last worker that leaves removes a file (torch's own count misses some).
 
     Args:
         store: What `of_attempt` gave.
         address: Where it is.
+        rank: This worker's.
         world_size: Number of workers.
+        meets_again: Whether this process may open a store there once more, for a next session,
+            as the others may. Then it waits for them, within a limit.
     """
+    if meets_again and address.scheme == "tcp":
+        _wait_until_closed(store, address, rank, world_size)
     # The last one out: nobody will read the file any more.
     if address.scheme == "file" and store.add("left", 1) >= world_size:
         Path(address.path).unlink(missing_ok=True)
     open_store.cache_clear()
+
+
+def _wait_until_closed(store: Store, address: Address, rank: int, world_size: int) -> None:
+    """Wait for the end of rank 0's store: who comes to the next one early must not find this one.
+
+    The store itself would tell of its end by a stack of C++ on the terminal. A connection beside
+    it, made while it certainly is there, tells by its end of file.
+    """
+    if rank == 0:
+        _wait_for_count(store, "leaving", world_size - 1)
+        return
+    with suppress(OSError, RuntimeError):  # rank 0 has gone already
+        end = (reachable_address(address.host), address.port)
+        with socket.create_connection(end, timeout=_LAST_WAIT_S) as connection:
+            store.add("leaving", 1)
+            connection.recv(1)
 
 
 def common_text(store: Store, rank: int, key: str, text: str) -> str:
@@ -135,8 +158,12 @@ def common_text(store: Store, rank: int, key: str, text: str) -> str:
 
 def wait_until_read(store: Store, key: str, world_size: int) -> None:
     """Keep the store on rank 0 until all workers have read its text, or the time is up."""
-    deadline_s = time.monotonic() + _READ_WAIT_S
-    while store.add(f"{key}/readers", 0) < world_size and time.monotonic() < deadline_s:
+    _wait_for_count(store, f"{key}/readers", world_size)
+
+
+def _wait_for_count(store: Store, key: str, count: int) -> None:
+    deadline_s = time.monotonic() + _LAST_WAIT_S
+    while store.add(key, 0) < count and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 

@@ -23,6 +23,9 @@ from tests.support.warm import run_warm
 
 QUICK = ("siamese", "multigpu")
 """What is tried in the core of the tests."""
+KILLED = ("dcgan", "imagenet", "nanogpt", "word_language_model", "vae", "siamese")
+"""What is killed and resumed: several models, schedulers, gradients added up, state of a loop, and
+losses of the script's own."""
 USUAL = "--threads 1 --loader-workers 0 --progress off".split()
 PAUSE = """
 import os as _os, signal as _signal
@@ -210,7 +213,7 @@ def test_shards_have_the_same_bits(runs: Runs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@each(*NAMES)
+@each(*KILLED)
 def test_a_killed_training_goes_on_exactly(runs: Runs) -> None:
     idiom, undisturbed = runs.idiom, runs.on_two
     place = runs.directory("killed")

@@ -12,6 +12,7 @@ from paceline.options.text import (
     line_width,
     printable,
     shortened,
+    wrapped,
 )
 
 
@@ -121,7 +122,7 @@ def test_terminals_alone_are_written_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert line_width(80) == 80
     monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", stream)
-    wrapped = "a sentence that is longer than\n  the line"
-    assert fitting(text, stream) == wrapped
-    assert above_progress(text, stream) == f"\r\x1b[2K{wrapped}"  # over the ^C of Ctrl-C
+    lines = "a sentence that is longer than\n  the line"
+    assert fitting(text, stream) == lines
+    assert above_progress(text, stream) == f"\r\x1b[2K{lines}"  # over the ^C of Ctrl-C
     assert (line_width(80), line_width(20)) == (30, 20)

@@ -57,6 +57,15 @@ def test_an_empty_list_is_told(
     assert "nowhere is no folder" in capsys.readouterr().err
 
 
+def test_a_page_of_no_folder_is_no_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs", "--html"]) == ExitCode.DONE
+    assert capsys.readouterr().err == f"There are no runs in {tmp_path / 'runs'}\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_labels_change_beside_run_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunDirectory(runs / "digits-20260302-101500")
     before = run.run_json.read_bytes()

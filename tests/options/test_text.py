@@ -12,6 +12,7 @@ from paceline.options.text import (
     line_width,
     printable,
     shortened,
+    wrapped,
 )
 
 
@@ -103,6 +104,12 @@ def test_words_are_wrapped_and_a_command_stays_whole(text: str, shown: str) -> N
     assert fitted(f"{text}\n{text}", 40) == f"{shown}\n{shown}"
 
 
+@pytest.mark.parametrize("figure", ["7 min 28 s", "1 h 2 min", "0.8 s", "12 ms", "461 kB", "3.6 %"])
+def test_a_figure_stays_with_its_unit(figure: str) -> None:
+    for width in range(20, 30):
+        assert figure in "\n".join(wrapped(f"words before {figure}, and behind", width))
+
+
 def test_what_somebody_else_says_is_not_wrapped() -> None:
     assert fitted("word " * 20, 40, prose=False) == "word " * 20
 
@@ -115,7 +122,7 @@ def test_terminals_alone_are_written_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert line_width(80) == 80
     monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", stream)
-    wrapped = "a sentence that is longer than\n  the line"
-    assert fitting(text, stream) == wrapped
-    assert above_progress(text, stream) == f"\r\x1b[2K{wrapped}"  # over the ^C of Ctrl-C
+    lines = "a sentence that is longer than\n  the line"
+    assert fitting(text, stream) == lines
+    assert above_progress(text, stream) == f"\r\x1b[2K{lines}"  # over the ^C of Ctrl-C
     assert (line_width(80), line_width(20)) == (30, 20)

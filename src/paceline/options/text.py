@@ -15,6 +15,7 @@ _UNPRINTABLE = re.compile(
     "\ud800-\udfff]"  # bytes of a name that isn't UTF-8; no stream could encode them
 )
 _LONG_WORD = re.compile(r"\S{400,}")
+_FIGURE = re.compile(r"\d+ h \d+ min\b|\d+ min \d+ s\b|\d (?:h|min|s|ms|[kMGT]?B)\b| %")
 _KEPT = 100
 _MAX_ERROR_CHARACTERS = 200
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
@@ -61,7 +62,7 @@ def in_brief(error: BaseException) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Break a text into lines without breaking a word, a name with hyphens, or `3.6 %`.
+    """Break a text into lines that break no word, no name with hyphens, and no figure off its unit.
 
     A command of ours stays in one line where it fits one, so that it can be copied.
 
@@ -73,7 +74,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     room = width - len(indent)
     whole = _COMMAND.sub(
         lambda match: match[0].replace(" ", "\u00a0") if len(match[0]) < room else match[0],
-        text.replace(" %", "\u00a0%"),
+        _FIGURE.sub(lambda match: match[0].replace(" ", "\u00a0"), text),
     )
     lines = wrap(
         whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -142,6 +142,18 @@ def training_options() -> Mapping[str, OptionField]:
     return listed
 
 
+def shown_name(name: str) -> str:
+    """Give the name under which `--help` lists a setting; other names stay."""
+    option = training_options().get(name)
+    return option.shown or name if option else name
+
+
+def setting_named(name: str) -> str:
+    """Give the name that a setting has in `run.json`, by that or the one `--help` shows."""
+    options = training_options().values()
+    return next((option.name for option in options if name in option.own_names), name)
+
+
 def compare_given(
     config: TrainConfig, given: Collection[str], name: str, value: OptionValue
 ) -> None:

@@ -142,6 +142,29 @@ def test_a_table_has_the_newest_value_up_to_each_place(make_run: MakeRun) -> Non
     assert by_samples.rows[-1].name == f"{12 * 1442:,}"
 
 
+def test_a_table_has_no_row_without_values(make_run: MakeRun) -> None:
+    run, other = make_run("run"), make_run("other")
+    for each in (run, other):
+        rows = [(1, 50, 5.0, 0.9), (2, 100, 10.0, 0.7)]
+        write_metrics(each, "epoch", "step", "time_s", "val_loss", rows=rows)
+    by_step, *_ = curve_tables(compared(run, other), "val_loss")
+    assert [(row.name, *row.cells) for row in by_step.rows] == [
+        ("60", "0.9000", "0.9000"),
+        ("100", "0.7000", "0.7000"),
+    ]
+
+
+def test_counts_are_grouped_and_settings_have_the_names_of_the_help(make_run: MakeRun) -> None:
+    small = {"settings": {"patience": 1}, "derived": {"parameters": 1234}}
+    large = {"settings": {"patience": 3}, "derived": {"parameters": 5678901}}
+    shown = compared(make_run("a", run=small), make_run("b", run=large))
+    assert {row.label: row.cells for row in shown.settings} == {
+        "target_epochs": ("1", "3"),
+        "parameters": ("1,234", "5,678,901"),
+    }
+    assert {row.name for row in shown.settings} == {"patience", "parameters"}  # of --json
+
+
 def test_a_table_repeats_no_value(make_run: MakeRun) -> None:
     seldom, often = make_run("seldom"), make_run("often")
     columns = ("epoch", "step", "time_s", "val_loss")

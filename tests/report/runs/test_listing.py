@@ -163,6 +163,7 @@ def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None
         (["shift=1"], "ab"),
         (["workers=2"], "abc"),
         (["global_batch=64", "global-batch=64"], "abc"),
+        (["target-epochs=2", "patience=2"], "abc"),
         (["lr=7"], ""),
     ):
         assert "".join(e.label for e in filter_runs(listed, conditions)) == expected, conditions

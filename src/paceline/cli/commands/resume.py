@@ -44,7 +44,12 @@ from paceline.runtime.placement import (
     worker_here,
 )
 from paceline.runtime.spec import Launch
-from paceline.training.config import TrainConfig, TrainRequest, training_options
+from paceline.training.config import (
+    TrainConfig,
+    TrainRequest,
+    setting_named,
+    training_options,
+)
 from paceline.training.recipe import load_recipe
 from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.sync.validation import refuse_idle
@@ -457,7 +462,7 @@ _CHANGED_BY = {"--name": "label", "--tag": "label", "--note": "label", "--copy-t
 
 def _names(allowed: object) -> list[str]:
     listed = allowed if isinstance(allowed, tuple | list) else ()
-    return [str(name).replace("-", "_") for name in listed]
+    return [setting_named(str(name).replace("-", "_")) for name in listed]
 
 
 def _warn_of_missing_snapshot(run: RunDirectory, step: int, *, alone: bool) -> None:

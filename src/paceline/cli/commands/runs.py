@@ -68,7 +68,7 @@ def main(tokens: Sequence[str]) -> int:
             f"{root} is larger than what is looked through ({MAX_FOLDERS:,} folders, "
             f"{MAX_LEVELS} levels): name a folder within it to see all runs there"
         )
-    if not (listed.entries or options.html or options.json):
+    if not (listed.entries or options.json or (options.html and root.is_dir())):
         which = "No run matches" if listing.entries else "There are no runs"
         note(f"{which} in {root}")
     else:

@@ -21,7 +21,7 @@ from paceline.report.runs.listing import (
 from paceline.results.find_runs import choose_run, is_run
 from paceline.results.json_object import JsonObject, entries, number, section, text
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import OF_RECIPES
+from paceline.training.config import OF_RECIPES, shown_name
 
 MAX_SHOWN = 8
 """More columns or lines beside each other than these nobody can read."""
@@ -49,6 +49,11 @@ class Row:
     name: str
     values: tuple[object, ...]
     cells: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Its name on the screen: a setting's is the one that `--help` lists."""
+        return shown_name(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +149,16 @@ def _differences(runs: Sequence[JsonObject]) -> tuple[Row, ...]:
         values = tuple(one.get(name) for one in described)
         if any(value != values[0] for value in values[1:]):
             cells = tuple(
-                figures.show_value(one[name]) if name in one else figures.NOTHING
-                for one in described
+                _show(name, one[name]) if name in one else figures.NOTHING for one in described
             )
             rows.append(Row(name=name, values=values, cells=cells))
     return tuple(rows)
+
+
+def _show(name: str, value: object) -> str:
+    """Write a value; counts as everywhere else, settings as they are given."""
+    counted = name in _FOLLOWING.values() and isinstance(value, int)
+    return f"{value:,}" if counted else figures.show_value(value)
 
 
 def _described(run: JsonObject) -> Mapping[str, object]:

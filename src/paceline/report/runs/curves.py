@@ -91,7 +91,10 @@ def _has(run: RunEntry, metric: str) -> bool:
 
 
 def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:
-    """Tabulate a figure along each way that the runs have gone; none where there are no values."""
+    """Tabulate a figure along each way that the runs have gone; none where there are no values.
+
+    A place where no run has a new value gets no row.
+    """
     write = figures.show_percent if _is_share(metric) else figures.dashed(figures.show_loss)
     tables = []
     for across, name in WAYS.items():
@@ -101,10 +104,12 @@ def curve_tables(shown: Comparison, metric: str) -> list[CurveTable]:
             continue
         rows = []
         before = -math.inf
-        # A row for each place: the newest value of each run since the row before.
+        # A row for each place: the newest value of each run since the place before.
         for place in _choose_places(ends, across):
             values = tuple(_newest_within(points, before, place) for points in curves)
             before = place
+            if all(value is None for value in values):
+                continue  # says nothing of any run
             cells = tuple("" if value is None else write(value) for value in values)
             rows.append(Row(name=_WHERE[across](place), values=values, cells=cells))
         title = f"{METRICS.get(metric, metric)} by {name}"

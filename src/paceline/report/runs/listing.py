@@ -19,6 +19,7 @@ from paceline.report.run_outcome import RunState, find_state
 from paceline.results.find_runs import find_runs, is_of_study
 from paceline.results.json_object import JsonObject, entries, number, section, text, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, SampleUnit
+from paceline.training.config import setting_named
 
 ListedState = RunState | Literal["damaged"]
 
@@ -234,7 +235,7 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
     kept = list(listed)
     for condition in conditions:
         name, equals, value = condition.partition("=")
-        name = name.strip().replace("-", "_")
+        name = setting_named(name.strip().replace("-", "_"))
         if not equals or not name:
             raise UsageError(
                 f"--filter {condition!r} should be NAME=VALUE, such as state=finished or lr=0.1"

@@ -47,7 +47,7 @@ def _table(
     title: str, rows: Sequence[Row], letters: Sequence[str], width: int | None
 ) -> Iterator[str]:
     """Lay out a column for each run; below each other where they don't fit beside each other."""
-    names = [title, *(_cut(printable(row.name)) for row in rows)]
+    names = [title, *(_cut(printable(row.label)) for row in rows)]
     columns = [
         [letter, *(_cut(printable(row.cells[place])) for row in rows)]
         for place, letter in enumerate(letters)

@@ -21,7 +21,7 @@ def test_rows_are_asked_for_by_steps_or_by_time(
         (0, "at least 1 step"),
         (-3, "at least 1 step"),
         ("1.5", "or a time with its unit, such as 5s"),
-        ("often", "not a duration"),
+        ("often", "or a time with its unit, such as 5s"),
         ("100 steps", "not a duration"),
         ("0.1s", r"at least 0\.5 s"),
     ],

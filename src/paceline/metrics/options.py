@@ -76,12 +76,13 @@ class MetricsOptions:
         """`log_every` in seconds where it is a time."""
         if self.log_every == "auto" or self.log_every_steps is not None:
             return None
-        if str(self.log_every)[-1:].isdigit():
+        text = str(self.log_every)
+        if text[-1:].isdigit() or not text[:1].isdigit():
             raise UsageError(
                 f"--log-every is {self.log_every!r}. Give auto, a whole number of steps, such as "
                 "50, or a time with its unit, such as 5s"
             )
-        return parse_duration_s(str(self.log_every), "--log-every")
+        return parse_duration_s(text, "--log-every")
 
     @property
     def notes(self) -> RunNotes:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.errors import InfrastructureError
 from paceline.launch import processes
 from paceline.launch.errors.failures import WorkerFailure, render
 from paceline.launch.scratch import own_directory
@@ -64,6 +65,19 @@ def test_no_semaphore_outlives_its_attempt(launch: Launch, entry: str) -> None:
         assert semaphores() == before
     finally:
         gc.enable()
+
+
+def test_a_machine_on_which_no_worker_can_be_started(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where /dev/shm is read-only: torch makes locks there for each worker."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(SemLock, "__init__", refuse)
+    with pytest.raises(InfrastructureError, match=r"Read-only file system. Workers need a /dev/shm"):
+        launch("describe")
 
 
 def test_two_launches_share_neither_port_nor_run_id(launch: Launch) -> None:

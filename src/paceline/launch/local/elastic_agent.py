@@ -326,7 +326,14 @@ def run_attempt(
 
 
 def _run(agent: _Agent) -> _FirstFailure:
-    result = agent.run()
+    try:
+        result = agent.run()
+    except OSError as error:
+        # torch makes a queue for each worker, whose locks are files of /dev/shm, and forks.
+        raise InfrastructureError(
+            f"no worker can be started here: {error}. Workers need a /dev/shm that can be written "
+            "to, memory, and a limit of processes that isn't reached"
+        ) from error
     for rank, failure in result.failures.items():
         return _FirstFailure(rank, failure.exitcode)
     return _FirstFailure(None, None)

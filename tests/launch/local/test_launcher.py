@@ -76,7 +76,9 @@ def test_a_machine_on_which_no_worker_can_be_started(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(SemLock, "__init__", refuse)
-    with pytest.raises(InfrastructureError, match=r"Read-only file system. Workers need a /dev/shm"):
+    with pytest.raises(
+        InfrastructureError, match=r"Read-only file system. Workers need a /dev/shm"
+    ):
         launch("describe")
 
 

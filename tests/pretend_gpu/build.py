@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -28,8 +29,8 @@ def why_no_pretend_gpu() -> str | None:
         return f"torch {torch.__version__} is built without CUDA"
     if version.partition(".")[0] != _CUDA_MAJOR:
         return f"torch {torch.__version__} is built for CUDA {version}, the device is of 13"
-    if not (_headers() / "driver_types.h").exists():
-        return f"no CUDA headers in {_headers()}: they come with triton"
+    if not headers():
+        return f"no headers of CUDA {_CUDA_MAJOR}: they come with its runtime and triton"
     return None
 
 
@@ -45,7 +46,8 @@ def build() -> Path:
     import torch
 
     files = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"), Path(__file__)])
-    content = b"".join(path.read_bytes() for path in files) + str(torch.version.cuda).encode()
+    content = b"".join(path.read_bytes() for path in files)
+    content += f"{torch.version.cuda} {headers()}".encode()
     digest = hashlib.sha256(content).hexdigest()[:16]
     made = Path(tempfile.gettempdir()) / f"pretend-gpu-{digest}"
     made.mkdir(exist_ok=True)
@@ -75,9 +77,27 @@ def environment(built: Path, *, devices: int = 1, **settings: str) -> dict[str, 
     return {**os.environ, **ours, **settings}
 
 
-def _headers() -> Path:
-    packages = Path(sysconfig.get_path("purelib"))
-    return packages / "triton" / "backends" / "nvidia" / "include"
+def headers(packages: Path | None = None) -> list[Path]:
+    """List where CUDA's headers are, those of torch's own CUDA first; none if they aren't whole.
+
+    Triton's may be of another major version (torch 2.11 for CUDA 13 comes with 12.8), in which
+    structures have another layout; the runtime's lack `crt/`, in which there are only macros.
+
+    Args:
+        packages: Where Python packages are installed; this interpreter's by default.
+    """
+    packages = packages or Path(sysconfig.get_path("purelib"))
+    parts = (f"nvidia/cu{_CUDA_MAJOR}/include", "triton/backends/nvidia/include")
+    found = [packages / part for part in parts if (packages / part / "driver_types.h").exists()]
+    is_whole = any((path / "crt" / "host_defines.h").exists() for path in found)
+    return found if is_whole and _major(found[0]) == _CUDA_MAJOR else []
+
+
+def _major(include: Path) -> str:
+    """Give the major version of CUDA whose headers these are; nothing if they don't say."""
+    text = (include / "cuda_runtime_api.h").read_text()
+    said = re.search(r"^#define CUDART_VERSION +(\d+)\d{3}$", text, re.MULTILINE)
+    return said[1] if said else ""
 
 
 def _version(text: str) -> int:
@@ -91,7 +111,8 @@ def _compile(made: Path, version: int) -> None:
     shared = ("c++", "-std=c++17", "-O1", "-fPIC", "-shared")
     # What all calls go to.
     sources = [str(path) for path in sorted(SOURCES.glob("*.cpp")) if path.name != "nvml.cpp"]
-    include = ("-isystem", str(_headers()), f"-DPRETEND_CUDA_VERSION={version}")
+    isystem = [word for path in headers() for word in ("-isystem", str(path))]
+    include = (*isystem, f"-DPRETEND_CUDA_VERSION={version}")
     hidden = ("-fvisibility=hidden", f"-Wl,-soname,{_LIBRARY}")
     _run(*shared, *hidden, *include, "-o", str(library), *sources, "-lpthread", "-lrt")
     # The driver and NVML, which are opened by their names: the one is an empty way to the first.

@@ -481,6 +481,25 @@ def _log_softmax_backward(
     return made.to(input_dtype)
 
 
+def _in_float(operator: torch._ops.OpOverload) -> Callable[..., object]:
+    """Give a product that sums in float32, as cuBLAS and cuDNN do, and rounds its results.
+
+    The CPU's own products of float16 take 10 to 40 times as long.
+    """
+
+    def computed(**given: object) -> object:
+        if not any(t.dtype is torch.float16 for t in tensors_in(given)):
+            return operator(**given)
+        wide = tree_map(lambda one: _cast(one, torch.float16, torch.float32), given)
+        return tree_map(lambda one: _cast(one, torch.float32, torch.float16), operator(**wide))
+
+    return computed
+
+
+def _cast(value: object, source: torch.dtype, target: torch.dtype) -> object:
+    return value.to(target) if isinstance(value, Tensor) and value.dtype is source else value
+
+
 _ON_CPU: dict[str, Callable[..., object]] = {
     "aten::_softmax": _softmax,
     "aten::_log_softmax": _log_softmax,
@@ -493,6 +512,10 @@ _ON_CPU: dict[str, Callable[..., object]] = {
     "aten::batch_norm_elemt": _normalized,
     "aten::batch_norm_backward_reduce": _reduced,
     "aten::batch_norm_backward_elemt": _normalized_backward,
+    "aten::convolution": _in_float(torch.ops.aten.convolution.default),
+    "aten::convolution_backward": _in_float(torch.ops.aten.convolution_backward.default),
+    "aten::mm": _in_float(torch.ops.aten.mm.default),
+    "aten::addmm": _in_float(torch.ops.aten.addmm.default),
 }
 
 

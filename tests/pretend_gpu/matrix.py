@@ -110,7 +110,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "imagefolder-vgg19": Recipe(
         options="--data-dir {data} --model vgg11 --weights none --hidden 8 --size 32",
-        write=lambda at: write_image_folder(at, {"train": 48, "val": 4}),
+        write=lambda at: write_image_folder(at, {"train": 24, "val": 4}),
         for_ways={"shards": "--size 224"},  # others pool in a way that isn't deterministic
     ),
     "a script": Recipe(command="run {data}/train.py", write=_write_script),

@@ -170,6 +170,14 @@ class _Agent(LocalElasticAgent):
         usual, tempfile.tempdir = tempfile.tempdir, str(self._task.scratch)
         try:  # torch leaves a file in there for each worker that is killed
             pids: dict[int, Any] = super()._start_workers(worker_group)
+        except ConnectionError:  # to the fork server, which has ended
+            raise
+        except OSError as error:
+            # Each worker has a queue of torch's, whose locks are files in /dev/shm, and is forked.
+            raise InfrastructureError(
+                f"no worker can be started here: {error}. Workers need a /dev/shm that can be "
+                "written to, memory, and a limit of processes that isn't reached"
+            ) from error
         finally:
             tempfile.tempdir = usual
         # torch sets handlers of its own while it starts processes.
@@ -326,14 +334,7 @@ def run_attempt(
 
 
 def _run(agent: _Agent) -> _FirstFailure:
-    try:
-        result = agent.run()
-    except OSError as error:
-        # torch makes a queue for each worker, whose locks are files of /dev/shm, and forks.
-        raise InfrastructureError(
-            f"no worker can be started here: {error}. Workers need a /dev/shm that can be written "
-            "to, memory, and a limit of processes that isn't reached"
-        ) from error
+    result = agent.run()
     for rank, failure in result.failures.items():
         return _FirstFailure(rank, failure.exitcode)
     return _FirstFailure(None, None)

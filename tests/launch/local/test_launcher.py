@@ -67,18 +67,22 @@ def test_no_semaphore_outlives_its_attempt(launch: Launch, entry: str) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        # As where /dev/shm is read-only: torch makes locks there for each worker.
+        (errno.EROFS, r"Read-only file system. Workers need a /dev/shm"),
+        (errno.ECONNREFUSED, "the fork server ended"),
+    ],
+)
 def test_a_machine_on_which_no_worker_can_be_started(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
+    number: int, told: str, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where /dev/shm is read-only: torch makes locks there for each worker."""
-
     def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(SemLock, "__init__", refuse)
-    with pytest.raises(
-        InfrastructureError, match=r"Read-only file system. Workers need a /dev/shm"
-    ):
+    with pytest.raises(InfrastructureError, match=told):
         launch("describe")
 
 

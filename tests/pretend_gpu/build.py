@@ -88,7 +88,7 @@ def headers(packages: Path | None = None) -> list[Path]:
     """
     packages = packages or Path(sysconfig.get_path("purelib"))
     parts = (f"nvidia/cu{_CUDA_MAJOR}/include", "triton/backends/nvidia/include")
-    found = [packages / part for part in parts if (packages / part / "driver_types.h").exists()]
+    found = [packages / part for part in parts if (packages / part / "cuda_runtime_api.h").exists()]
     is_whole = any((path / "crt" / "host_defines.h").exists() for path in found)
     return found if is_whole and _major(found[0]) == _CUDA_MAJOR else []
 

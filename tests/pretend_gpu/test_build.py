@@ -13,7 +13,6 @@ _RUNTIMES, _TRITONS = "nvidia/cu13/include", "triton/backends/nvidia/include"
 def _write(packages: Path, place: str, version: int) -> Path:
     made = packages / place
     made.mkdir(parents=True)
-    (made / "driver_types.h").touch()
     (made / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
     if place == _TRITONS:
         (made / "crt").mkdir()

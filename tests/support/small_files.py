@@ -14,9 +14,10 @@ def small_files(limit: int) -> Iterator[None]:
     fail in every later import, so that none is written meanwhile.
     """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    compiles, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    compiles = sys.dont_write_bytecode
     try:
+        sys.dont_write_bytecode = True
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

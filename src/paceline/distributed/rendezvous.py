@@ -140,7 +140,7 @@ def _wait_until_closed(store: Store, address: Address, rank: int, world_size: in
     if rank == 0:
         _wait_for_count(store, "leaving", world_size - 1)
         return
-    with suppress(OSError, RuntimeError):  # rank 0 has gone already
+    with suppress(OSError, RuntimeError):  # rank 0 has gone already, or takes too long
         end = (reachable_address(address.host), address.port)
         with socket.create_connection(end, timeout=_LAST_WAIT_S) as connection:
             store.add("leaving", 1)

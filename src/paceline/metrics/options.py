@@ -76,7 +76,7 @@ class MetricsOptions:
         """`log_every` in seconds where it is a time."""
         if self.log_every == "auto" or self.log_every_steps is not None:
             return None
-        text = str(self.log_every)
+        text = str(self.log_every).strip()
         if text[-1:].isdigit() or not text[:1].isdigit():
             raise UsageError(
                 f"--log-every is {self.log_every!r}. Give auto, a whole number of steps, such as "

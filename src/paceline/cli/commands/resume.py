@@ -48,6 +48,7 @@ from paceline.training.config import (
     TrainConfig,
     TrainRequest,
     setting_named,
+    shown_name,
     training_options,
 )
 from paceline.training.recipe import load_recipe
@@ -306,8 +307,8 @@ def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> No
         is_scripts_own = option is not None and name not in past.given and before != option.default
         if is_scripts_own and before is not None and before != value:
             raise UsageError(
-                f"the script itself says {name}={before}, so that {flag(name)} {value} would "
-                f"contradict it: change it there, or its arguments ({_OTHER_ARGS})"
+                f"the script itself says {name}={before}, so that {flag(shown_name(name))} "
+                f"{value} would contradict it: change it there, or its arguments ({_OTHER_ARGS})"
             )
 
 

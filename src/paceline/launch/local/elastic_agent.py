@@ -175,8 +175,9 @@ class _Agent(LocalElasticAgent):
         except OSError as error:
             # Each worker has a queue of torch's, whose locks are files in /dev/shm, and is forked.
             raise InfrastructureError(
-                f"no worker can be started here: {error}. Workers need a /dev/shm that can be "
-                "written to, memory, and a limit of processes that isn't reached"
+                f"no worker can be started here: {error}. Workers need a /dev/shm and a temporary "
+                "directory that can be written to, memory, and limits of processes and open files "
+                "that aren't reached"
             ) from error
         finally:
             tempfile.tempdir = usual

@@ -50,10 +50,12 @@ class Row:
     values: tuple[object, ...]
     cells: tuple[str, ...]
 
+    is_setting: bool = False
+
     @property
     def label(self) -> str:
         """Its name on the screen: a setting's is the one that `--help` lists."""
-        return shown_name(self.name)
+        return shown_name(self.name) if self.is_setting else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,7 @@ def _differences(runs: Sequence[JsonObject]) -> tuple[Row, ...]:
             cells = tuple(
                 _show(name, one[name]) if name in one else figures.NOTHING for one in described
             )
-            rows.append(Row(name=name, values=values, cells=cells))
+            rows.append(Row(name=name, values=values, cells=cells, is_setting=True))
     return tuple(rows)
 
 

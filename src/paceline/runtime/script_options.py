@@ -8,7 +8,7 @@ from paceline.errors import UsageError
 from paceline.options.command_line import flag, misspelt_variables, note, parse_options
 from paceline.options.fields import OptionField, OptionValue, unknown_name
 from paceline.options.figures import listed as in_words
-from paceline.training.config import OF_RECIPES, training_options
+from paceline.training.config import OF_RECIPES, shown_name, training_options
 
 _WHY_NOT = "a script chooses its optimizer, learning rate and loss itself"
 
@@ -106,7 +106,7 @@ def settled(
         if name in given and given[name] != value and name != "progress":  # `-q` switches it off
             raise UsageError(
                 f"the script says {name}={value!r}, and the command line or the environment says "
-                f"{flag(name)} {given[name]}: leave it out in one of the two places, or put what "
+                f"{flag(shown_name(name))} {given[name]}: leave it out in one of the two places, or put what "
                 "is meant for the script after --"
             )
     return {**script, **given}

@@ -106,7 +106,7 @@ def settled(
         if name in given and given[name] != value and name != "progress":  # `-q` switches it off
             raise UsageError(
                 f"the script says {name}={value!r}, and the command line or the environment says "
-                f"{flag(shown_name(name))} {given[name]}: leave it out in one of the two places, or "
-                "put what is meant for the script after --"
+                f"{flag(shown_name(name))} {given[name]}: leave it out in one of the two places, "
+                "or put what is meant for the script after --"
             )
     return {**script, **given}

@@ -73,13 +73,17 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """
     room = width - len(indent)
     whole = _COMMAND.sub(
-        lambda match: match[0].replace(" ", "\u00a0") if len(match[0]) < room else match[0],
-        _FIGURE.sub(lambda match: match[0].replace(" ", "\u00a0"), text),
+        lambda match: _in_one(match) if len(match[0]) < room else match[0],
+        _FIGURE.sub(_in_one, text),
     )
     lines = wrap(
         whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line.replace("\u00a0", " ") for line in lines]
+
+
+def _in_one(match: re.Match[str]) -> str:
+    return match[0].replace(" ", "\u00a0")
 
 
 def in_column(line: str, width: int) -> str:

@@ -145,7 +145,7 @@ def training_options() -> Mapping[str, OptionField]:
 def shown_name(name: str) -> str:
     """Give the name under which `--help` lists a setting; other names stay."""
     option = training_options().get(name)
-    return option.shown or name if option else name
+    return option.own_names[0] if option else name
 
 
 def setting_named(name: str) -> str:

@@ -5,7 +5,7 @@
 Interleaved runs of `paceline train mnist` on the same MNIST-shaped images: with the usual
 `--log-every`, W&B in offline mode, and `paceline watch` beside it; and with one row an epoch and
 nobody looking. One worker of one thread leaves a core to those who look, two workers leave none.
-Compared are the images/s of whole epochs, the first one left out.
+Compared are the images/s of whole epochs, without the first two: there who looks is starting.
 """
 
 import csv
@@ -29,7 +29,7 @@ _BATCH = 64
 
 
 def images_per_s(side: str, workers: int, epochs: int, data: Path, place: Path) -> list[float]:
-    """Train once; give the speed of each epoch but the first."""
+    """Train once; give the speed of each epoch but the first two, when those who look start."""
     place.mkdir()
     run, output = place / "run", place / "output.txt"
     options = {"workers": workers, "epochs": epochs, "global_batch": _BATCH, "data_dir": data}
@@ -45,14 +45,14 @@ def images_per_s(side: str, workers: int, epochs: int, data: Path, place: Path) 
     if watching is not None and watching.wait(60):
         raise RuntimeError("paceline watch failed")
     with (run / "metrics.csv").open() as table:
-        return [float(row["images_per_s"]) for row in csv.DictReader(table)][1:]
+        return [float(row["images_per_s"]) for row in csv.DictReader(table)][2:]
 
 
 def main() -> int:
     """Measure and report."""
     arguments = parser(__doc__ or "").parse_args()
     os.environ["WANDB_MODE"] = "offline"
-    rounds, epochs, images = (1, 2, 6000) if arguments.quick else (4, 5, 12_000)
+    rounds, epochs, images = (1, 3, 6000) if arguments.quick else (5, 14, 12_000)
     report = Report(name="watching")
     report.remarks = [f"mnist's network, batch {_BATCH}, {images:,} images, {epochs} epochs a run"]
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
@@ -67,8 +67,7 @@ def main() -> int:
                     speeds[side] += images_per_s(side, workers, epochs, data, place)
             watched, alone = speeds["watched"], speeds["alone"]
             what = f"images/s watched / alone, {workers} of 2 cores training"
-            gate = 0.99 if workers == 1 else None
-            report.figures.append(median_figure(what, ratios(watched, alone), "x", at_least=gate))
+            report.figures.append(median_figure(what, ratios(watched, alone), "x", at_least=0.99))
             report.raw |= {f"{side}, {workers}": speeds[side] for side in _SIDES}
     return report.finish(arguments)
 

@@ -1,6 +1,7 @@
 """A script by itself: as one plain process, and under torchrun."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.script.scripts import (
     torchrun,
     write_script,
 )
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.ranks
 TERM = "os.kill(os.getpid(), signal.SIGTERM)"
@@ -50,6 +52,34 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     assert (found["world_size"], found["steps"], found["samples_seen"]) == (2, 21, 162)
     assert done.stdout.count("Finished ") == 1
     assert done.stdout.count("epoch 0 accuracy") == 1
+
+
+FOLDS = """
+import torch.distributed
+from paceline.script import session
+announced = session.announce_end
+def announce_end(*given, **named):
+    print("in the group" if torch.distributed.is_initialized() else "group left", flush=True)
+    announced(*given, **named)
+session.announce_end = announce_end
+for fold in range(2):
+    with paceline.session(device="cpu", loader_workers=0, run_dir=f"fold-{fold}") as s:
+        main(s, 1)
+"""
+
+
+def test_sessions_by_hand_leave_each_other_before_rank_0_copies_and_reports(
+    tmp_path: Path,
+) -> None:
+    script = write_script(tmp_path, run=FOLDS)
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(plain, script, RANK=rank, **where) for rank in ("0", "1")]
+    first, second = (future.result() for future in done)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert first.stdout.count("group left") == 2
+    assert "in the group" not in first.stdout
+    assert [summary(tmp_path / f"fold-{fold}")["world_size"] for fold in (0, 1)] == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,8 @@ def _listener(host: str, address: Address) -> socket.socket:
             ) from error
         raise InfrastructureError(
             f"rank 0 can't listen at {address}: {error.strerror}. Another training may be "
-            "running; choose another port (MASTER_PORT, or --init-method tcp://HOST:PORT)"
+            "running, or a process group of this script's own that it has not destroyed; choose "
+            "another port (MASTER_PORT, or --init-method tcp://HOST:PORT)"
         ) from error
 
 

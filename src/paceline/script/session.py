@@ -112,6 +112,8 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
     with ExitStack() as stack:
         # Meet the other workers; signals are handled from here on.
         flag = stack.enter_context(stop_on_signals(under_launcher=placement.has_launcher))
+        # What rank 0 alone does at the end comes after the group's: nobody waits for its copies.
+        closing = stack.enter_context(ExitStack())
         group = stack.enter_context(
             joined(placement, device, backend, config.dist.timeout_s, config.dist, facts)
         )
@@ -123,7 +125,7 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
         run = replace(named, shared=config.metrics.share_run_dir)
         if make is not None:
             run = _agree_on_run(run, make, group)
-            stack.enter_context(_closing(run, group.rank, config))
+            closing.enter_context(_closing(run, group.rank, config))
         request = replace(request, run_dir=str(run.path))
         # Seed. Random numbers that the script has drawn before can't be reproduced: noted first.
         unseeded = has_drawn_unseeded()

@@ -115,6 +115,41 @@ def test_a_resumed_training_has_the_layers_thawed_that_its_loop_has_thawed(
         assert all(map(torch.equal, resumed, whole[0]))
 
 
+def freeze_the_head_at_first(model: nn.Sequential, epoch: int) -> None:
+    model[-1].requires_grad_(epoch > 0)
+
+
+def leave(_: nn.Sequential, __: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize("most", [-1, 3])
+def test_layers_may_be_frozen_when_all_is_registered(most: int, tmp_path: Path) -> None:
+    """By the script behind `s.model`, and by a snapshot of an epoch that freezes them."""
+
+    def body(group: Group, directory: Path, most: int) -> list[Tensor]:
+        with session_on(
+            group, directory, {"epochs": 2}, flag := StopFlag(under_launcher=True)
+        ) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            if most < 0:
+                freeze_the_head_at_first(model, 0)
+            with suppress(InterruptedTraining):
+                for epoch in s.epochs(2):
+                    freeze_the_head_at_first(model, epoch)
+                    for number, (x, y) in enumerate(map(pair_of, batches), 1):
+                        s.step(F.cross_entropy(model(x), y))
+                        flag.name = "SIGTERM" if number == most else None
+            return weights_of(model)
+
+    (alone,) = run_ranks(1, body, tmp_path / "alone", -1)
+    run_ranks(2, body, tmp_path / "both", most)
+    for weights in run_ranks(2, body, tmp_path / "both", -1):
+        assert_weights(weights, alone)
+
+
 def test_what_is_as_the_snapshot_has_it_and_not_the_script_is_said_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,9 +163,6 @@ def test_what_is_as_the_snapshot_has_it_and_not_the_script_is_said_once(
 def test_freezing_that_was_changed_between_two_starts_is_undone_with_a_word(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def leave(_: nn.Sequential, __: int) -> None:
-        pass
-
     run_ranks(1, fine_tune, tmp_path, {}, STEPS, leave)
     capfd.readouterr()
     (before,) = run_ranks(1, fine_tune, tmp_path, {}, STEPS, leave, lambda layer: None)

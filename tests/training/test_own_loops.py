@@ -17,6 +17,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.training.batches.loader import Loader
 from paceline.training.session import Session
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd, weights_of
 
@@ -188,6 +189,63 @@ def test_steps_behind_the_loader_are_named_once(
 
     assert run_ranks(1, body) == [16]
     assert capfd.readouterr().out.count("such steps aren't counted") == 1
+
+
+def only(batch: object) -> Tensor:
+    assert isinstance(batch, list)
+    found: Tensor = batch[0]
+    return found
+
+
+@pytest.mark.parametrize("stop", [3, 8, 9])  # within an epoch of 8 steps, at its end, in the next
+@pytest.mark.parametrize("extra", [0, 2])
+def test_each_epoch_has_a_pass_of_a_loader_beside_the_training_one(
+    extra: int, stop: int, tmp_path: Path
+) -> None:
+    """With as many batches, or more: a zip leaves its pass open."""
+
+    def body(group: Group, directory: Path, stop: int | None) -> list[tuple[int, int, int]]:
+        seen, flag = [], StopFlag(under_launcher=True)
+        with session_on(group, directory, flag=flag) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(training_set(), global_batch=BATCH)
+            others = [
+                s.loader(TensorDataset(torch.arange(count)), global_batch=1)
+                for count in (8 + extra, 16)
+            ]
+            lasting = iter(others[1])  # goes through all epochs
+            with suppress(InterruptedTraining):
+                for epoch in s.epochs(2):
+                    for batch, other in zip(batches, others[0], strict=False):
+                        x, y = pair_of(batch)
+                        s.step(F.cross_entropy(model(x), y))
+                        seen.append((epoch, int(only(other)), int(only(next(lasting)))))
+                        if s.engine.context.progress.state.step == stop:
+                            flag.name = "SIGTERM"
+        return seen
+
+    (whole,) = run_ranks(1, body, tmp_path / "whole", None)
+    assert [epoch for epoch, _, _ in whole] == [0] * 8 + [1] * 8
+    assert len({other for epoch, other, _ in whole if epoch}) == 8
+    (before,) = run_ranks(1, body, tmp_path / "legs", stop)
+    (after,) = run_ranks(1, body, tmp_path / "legs", None)
+    assert before + after == whole
+
+
+def test_an_epoch_without_a_step_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with parts(group, tmp_path) as (s, model, _, batches):
+            for epoch in s.epochs(2):
+                for x, y in map(pair_of, batches):
+                    if epoch:
+                        break
+                    s.step(F.cross_entropy(model(x), y))
+
+    run_ranks(1, body)
+    assert capfd.readouterr().out.count("an epoch has ended without a step") == 1
 
 
 def test_figures_of_a_second_evaluation_do_not_erase_those_of_the_first(

@@ -123,8 +123,8 @@ class Replica:
                 DistributedDataParallel again.
         """
         self._averager = averager
-        self._parallel, self.used = None, False
-        self._watch()
+        # What is trained may have changed since: frozen by the script, or by a snapshot.
+        self._take_parameters()
 
     @property
     def wire_bytes(self) -> float:

@@ -50,6 +50,10 @@ _BEHIND_LOADER = (
     "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
     "to the session first"
 )
+_WITHOUT_STEP = (
+    "an epoch has ended without a step: its loop over the training loader was left before the "
+    "first, by `break`, or as the other loader of a zip() gave nothing"
+)
 _WITHOUT_LOADER = (
     "a step within s.epochs() without a training loader that the session knows: each worker trains "
     "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
@@ -170,6 +174,8 @@ class Engine:
         self._close_pass()
         self.note.operation = "epoch end"
         context.optimizer_step.report_without_update(state.step - 1 - self.step.updated)
+        if has_epochs and progress.plan and not state.step_in_epoch:
+            context.optimizer_step.report_once(_WITHOUT_STEP)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
         state.train_loss = trained.mean_loss if trained.samples else None

@@ -94,6 +94,10 @@ class Loader(_Reader):
         self._rank = rank
         self._drive = drive
         self._epoch = self._step = 0
+        self._newest_pass: object = None
+        """Which of its own passes is counted."""
+        self._is_restored = False
+        """Whether the next of its own passes goes on where a snapshot's was."""
 
     @property
     def batch_size(self) -> int:
@@ -149,17 +153,35 @@ class Loader(_Reader):
         return {"epoch": self._epoch, "step": self._step}
 
     def load_state_dict(self, state_dict: dict[str, object], /) -> None:
-        """Go on from a position."""
+        """Go on from a position: the next pass continues the one that was open."""
         self._epoch, self._step = int(str(state_dict["epoch"])), int(str(state_dict["step"]))
+        self._is_restored = True
 
     def _own_pass(self) -> Iterator[Batch]:
-        for batch in self.read(self._epoch, self._step):
-            self._step += batch.last  # one step has several batches where there are shards
-            # A stand-in keeps a worker in the others' backward pass; where nothing is trained, in
-            # an evaluation by hand, it would count a sample twice.
-            if batch.local or torch.is_grad_enabled():
-                yield batch
-        self._epoch, self._step = self._epoch + 1, 0
+        # Here and not with its first batch: a `zip` whose first loader has ended asks for none.
+        self._newest_pass = own = object()
+        goes_on, self._is_restored = self._is_restored, False
+        return self._batches_of(own, goes_on=goes_on)
+
+    def _batches_of(self, own: object, *, goes_on: bool) -> Iterator[Batch]:
+        # As in PyTorch each `iter` begins a pass, wherever the one before was left: a `zip` leaves
+        # the second loader's without a batch left, or with some. Only a resumed one goes on.
+        goes_on, self._is_restored = goes_on or self._is_restored, False
+        if self._step and not goes_on:
+            self._epoch, self._step = self._epoch + 1, 0
+        try:
+            for batch in self.read(self._epoch, self._step):
+                if self._newest_pass is own:
+                    # One step has several batches where there are shards.
+                    self._step += batch.last
+                # A stand-in keeps a worker in the others' backward pass; where nothing is trained,
+                # in an evaluation by hand, it would count a sample twice.
+                if batch.local or torch.is_grad_enabled():
+                    yield batch
+        finally:
+            # Also where the script has left the loop: a snapshot behind it begins the next pass.
+            if self._newest_pass is own:
+                self._epoch, self._step = self._epoch + 1, 0
 
 
 def usual_eval_batch(plan: TrainPlan | None) -> int:

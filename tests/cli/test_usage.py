@@ -67,6 +67,7 @@ _WRONG = [
     ("train synthetic --patience 1", r"--target-epochs has no effect without --target-accuracy"),
     ("train digits --no-allow-different-hardware", r"has no effect without --shards"),
     ("train digits --init-method tcp://node0", r"which has no port. Write env://, tcp://HOST"),
+    ("train digits --init-method tcp://:29500", r"which names no host. Write env://, tcp://HOST"),
     ("train digits --workers 2000", r"2000 is more than one machine can start: at most 124"),
     ("verify digits --workers 1,2000", r"2000 is more than one machine can start: at most 124"),
     ("scale digits --workers 1,2000", r"2000 is more than one machine can start: at most 124"),

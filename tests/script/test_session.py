@@ -54,6 +54,32 @@ def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     assert done.stdout.count("epoch 0 accuracy") == 1
 
 
+PRINTS = """
+with paceline.session(device="cpu", loader_workers=0, run_dir="legs", resume="auto") as s:
+    model = s.model(nn.Linear(5, 2))
+    s.optimizer(torch.optim.SGD(model.parameters(), 0.1))
+    batches = s.loader(points(54, 1), global_batch=8)
+    for epoch in s.epochs(2):
+        for inputs, targets in batches:
+            hook(s)
+            loss = F.cross_entropy(model(inputs), targets)
+            s.step(loss)
+        s.print(loss.item() + missing_below)
+"""
+
+
+def test_a_name_that_no_batch_was_left_to_set_is_explained(tmp_path: Path) -> None:
+    script = write_script(tmp_path, at_step(6, 0, TERM), run=PRINTS)
+    assert plain(script).returncode == 75
+    resumed = plain(script)
+    assert "name 'loss' is not defined" in resumed.stderr
+    assert resumed.stderr.count("had nothing left to do. Give names") == 1
+    # In an epoch with batches it is a mistake like any other.
+    other = plain(write_script(tmp_path, run=PRINTS.replace("legs", "whole"), name="other.py"))
+    assert "name 'missing_below' is not defined" in other.stderr
+    assert "nothing left to do" not in other.stderr
+
+
 FOLDS = """
 import torch.distributed
 from paceline.script import session

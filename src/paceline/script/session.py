@@ -54,6 +54,11 @@ _OF_STARTER = {
     "tracker_project": "feeds the trackers",
 }
 """Options of what the process does that started the workers."""
+_NO_BATCH_LEFT = (
+    "The training was stopped behind the last batch of this epoch, and has been resumed there: the "
+    "loop over batches had nothing left to do. Give names that only its body sets a value before "
+    "it, such as loss = None"
+)
 _Make = Callable[[RunDirectory, Placement], RunDirectory]
 """Makes the run directory, or finds the old one."""
 
@@ -154,6 +159,8 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
                 ) from error
             raise
         except Exception as error:
+            if isinstance(error, NameError) and s.engine.has_an_epochs_end_alone:
+                error.add_note(_NO_BATCH_LEFT)
             record(describe(error, group.rank), run.logs)
             raise
         # The script has come to its end.

@@ -79,6 +79,8 @@ class Engine:
     announce: "Callable[[Engine], None]"
     """Called once the position is known: tells the user what begins."""
     begun: bool = False
+    first_step: int = 0
+    """Steps of the training that were done when it began here."""
     figures: Metrics = field(default_factory=dict)
     """Of the script's own, in the last epoch that was recorded here."""
     step: OpenStep
@@ -143,7 +145,8 @@ class Engine:
             progress.resume(restored)
             if restored.step_in_epoch and components.train_loader is not None:
                 components.note_resumed()
-        self.step.updated = progress.state.step - 1
+        self.first_step = progress.state.step
+        self.step.updated = self.first_step - 1
         # What takes part in the steps goes on from there.
         self.sync.setup(progress.state.step)
         for setup in context.hooks.setup:
@@ -151,6 +154,13 @@ class Engine:
         self.announce(self)
         progress.lap()
         self.note.operation, self.note.has_begun = "script", True
+
+    @property
+    def has_an_epochs_end_alone(self) -> bool:
+        """Whether it was resumed behind an epoch's last batch, and that epoch hasn't ended yet."""
+        state, plan = self.context.progress.state, self.context.progress.plan
+        is_behind = plan is not None and 0 < plan.steps_per_epoch <= state.step_in_epoch
+        return is_behind and state.step == self.first_step
 
     def epochs(self) -> Iterator[int]:
         """Go through the epochs that are left."""

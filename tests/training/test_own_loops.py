@@ -18,7 +18,7 @@ from paceline.errors import InterruptedTraining
 from paceline.training.batches.loader import Loader
 from paceline.training.session import Session
 from paceline.training.status_exchange import StopFlag
-from tests.support.ranks import run_ranks
+from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd, weights_of
 
 pytestmark = pytest.mark.ranks
@@ -231,6 +231,32 @@ def test_each_epoch_has_a_pass_of_a_loader_beside_the_training_one(
     (before,) = run_ranks(1, body, tmp_path / "legs", stop)
     (after,) = run_ranks(1, body, tmp_path / "legs", None)
     assert before + after == whole
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_a_loss_about_a_batch_to_evaluate_on_is_refused(shards: int | None, tmp_path: Path) -> None:
+    """Each worker has another part of them, and what a resumed training gets would be others."""
+
+    told = "a second training loader" if shards else r"s.loader\(data, shuffle=False\)"
+
+    def body(group: Group) -> int:
+        settings = {} if shards is None else {"shards": shards}
+        with parts(group, tmp_path, **settings) as (s, model, _, batches):
+            test = s.eval_loader(training_set(), batch_size=BATCH)
+            for epoch in s.epochs(2):
+                if epoch:
+                    for _ in zip(batches, test, strict=False):
+                        pass
+                for x, y in map(pair_of, batches):
+                    # A look at the model within a step is another matter.
+                    with torch.no_grad():
+                        assert all(model(u).isfinite().all() for u, _ in map(pair_of, test))
+                    if s.step(F.cross_entropy(model(x), y)):
+                        assert sum(1 for _ in test)
+        return s.engine.context.progress.state.step
+
+    with pytest.raises(RankError, match=told):
+        run_ranks(2, body)
 
 
 def test_an_epoch_without_a_step_is_named(

@@ -17,6 +17,7 @@ from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
     Loader,
+    refuse_beside_training,
     refuse_between_shards,
     refuse_eval_batch,
     refuse_pass,
@@ -333,6 +334,12 @@ class Engine:
             return False
         step.counted = number
         return True
+
+    def check_eval_batch(self) -> None:
+        """Refuse a batch to evaluate on in a step that has had no loss yet. Local."""
+        step, number = self.step, self.context.progress.state.step
+        is_used = step.counted == number or step.loss_before is not None
+        refuse_beside_training(step.batch, is_used=is_used, shards=self.context.config.data.shards)
 
     def _backward_alone(self, loss: Tensor, weight: Tensor | float | None, *, more: bool) -> bool:
         """Run a backward pass that isn't about a batch of the training loader."""

@@ -19,8 +19,8 @@ from paceline.training.batches.loader import (
     EvalLoader,
     Loader,
     Open,
+    eval_batch_size,
     refuse_further,
-    usual_eval_batch,
 )
 from paceline.training.batches.plan import check_plan, make_plan
 from paceline.training.batches.sources import (
@@ -304,11 +304,11 @@ class Session:
     def _eval_loader(
         self, served: DataSource, batch_size: int | None, evaluate_with: tuple[Augment, ...] = ()
     ) -> EvalLoader:
-        size = batch_size or usual_eval_batch(self._context.progress.plan)
-        most = self.config.data.max_batch_per_worker or size
-        opener = self._opener(served, (), evaluate_with)
-        made = EvalLoader(opener, served, min(size, most), self.rank, self._context.division)
-        self._context.components.loaders.append(made)
+        context, most = self._context, self.config.data.max_batch_per_worker
+        size = eval_batch_size(batch_size, context.progress.plan, most)
+        opener, check = self._opener(served, (), evaluate_with), self.engine.check_eval_batch
+        made = EvalLoader(opener, served, size, self.rank, context.division, check)
+        context.components.loaders.append(made)
         return made
 
     # Training

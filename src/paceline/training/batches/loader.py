@@ -16,6 +16,10 @@ from paceline.training.batches.sources import DataSource
 Open = Callable[[], BatchSource]
 
 _MIN_EVAL_BATCH = 64
+_STEP_ON_EVAL_BATCH = (
+    "a step on a batch to evaluate on: workers may have unequal numbers of these. To train on data "
+    "in its own order: s.loader(data, shuffle=False)"
+)
 
 
 class _Reader:
@@ -184,9 +188,16 @@ class Loader(_Reader):
                 self._epoch, self._step = self._epoch + 1, 0
 
 
-def usual_eval_batch(plan: TrainPlan | None) -> int:
-    """Choose the batch to evaluate with: without gradients more fits than in training."""
-    return max(2 * plan.micro_batch, _MIN_EVAL_BATCH) if plan else _MIN_EVAL_BATCH
+def eval_batch_size(given: int | None, plan: TrainPlan | None, most: int | None) -> int:
+    """Choose one worker's batch to evaluate with: without gradients more fits than in training.
+
+    Args:
+        given: What the script says, if anything.
+        plan: Of the training batches, where they are known.
+        most: `--max-batch-per-worker`.
+    """
+    size = given or (max(2 * plan.micro_batch, _MIN_EVAL_BATCH) if plan else _MIN_EVAL_BATCH)
+    return min(size, most or size)
 
 
 Drive = Callable[[Loader], Iterator[Batch]]
@@ -207,6 +218,7 @@ class EvalLoader(_Reader):
         batch_size: int,
         rank: int,
         division: Division,
+        check: Callable[[], None],
     ) -> None:
         """Args:
         open_source: Opens the source when the first batch is asked for.
@@ -214,6 +226,7 @@ class EvalLoader(_Reader):
         batch_size: Samples of one worker's batch.
         rank: This worker.
         division: Which parts of the samples each worker has.
+        check: Called before each batch that the script gets.
         """
         super().__init__(open_source, served)
         self.batch_size = batch_size
@@ -221,6 +234,7 @@ class EvalLoader(_Reader):
         """Whether a pass is under way."""
         self._own_parts = division.parts_of(rank)
         self._parts = division.parts
+        self._check = check
 
     @property
     def num_samples(self) -> int:
@@ -250,8 +264,14 @@ class EvalLoader(_Reader):
         return sum(-(-(stop - start) // self.batch_size) for start, stop in bounds)
 
     def __iter__(self) -> Iterator[object]:
-        """Give the batches as the data set makes them."""
-        return (batch.content for batch in self.batches())
+        """Give the batches as the data set makes them.
+
+        Raises:
+            UsageError: One is for a step of the training.
+        """
+        for batch in self.batches():
+            self._check()
+            yield batch.content
 
     def batches(self) -> Generator[Batch]:
         """Give the batches with their sample numbers."""
@@ -272,10 +292,28 @@ def refuse_eval_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
         UsageError: One of the loaders is such a one, and running.
     """
     if any(isinstance(loader, EvalLoader) and loader.is_running for loader in loaders):
-        raise UsageError(
-            "a step on a batch to evaluate on: workers may have unequal numbers of these. To "
-            "train on data in its own order: s.loader(data, shuffle=False)"
-        )
+        raise UsageError(_STEP_ON_EVAL_BATCH)
+
+
+def refuse_beside_training(batch: Batch | None, *, is_used: bool, shards: int | None) -> None:
+    """Refuse a batch to evaluate on that comes between a batch to train on and its loss.
+
+    Args:
+        batch: The one that the script has to train on, if any.
+        is_used: Whether its loss has been there.
+        shards: Of the training.
+
+    Raises:
+        UsageError: The script is in a step; where nothing is trained on it (`torch.no_grad`) it
+            may be.
+    """
+    if batch is None or is_used or not torch.is_grad_enabled():
+        return
+    if shards is not None:
+        refuse_further(shards, is_first=False)
+    raise UsageError(
+        f"{_STEP_ON_EVAL_BATCH}. To evaluate within a step: s.evaluate(...), or torch.no_grad()"
+    )
 
 
 def refuse_further(shards: int | None, *, is_first: bool) -> None:

@@ -216,6 +216,35 @@ def test_equals_batchnorm_over_the_whole_batch(case: Case, by: str) -> None:
     assert all(run_ranks(len(case.shares), body))
 
 
+def penalty_of(layer: nn.Module, inputs: Tensor, weights: Tensor) -> list[Tensor]:
+    """Give the parameters' gradients of a penalty on the inputs' gradients."""
+    inputs = inputs.clone().requires_grad_()
+    (slopes,) = torch.autograd.grad(
+        (layer(inputs) * weights).square().sum(), inputs, create_graph=True
+    )
+    slopes.square().sum().backward()
+    return [p.grad for p in layer.parameters() if p.grad is not None]
+
+
+def test_a_penalty_on_gradients_is_that_of_the_whole_batch() -> None:
+    case = CASES[2]
+    inputs, weights = case.inputs(1)
+    whole = penalty_of(case.layer(), inputs, weights)
+
+    def body(group: Group) -> None:
+        start = sum(case.shares[: group.rank])
+        mine = slice(start, start + case.shares[group.rank])
+        layer = synchronise_batchnorm(case.layer(), CPU)
+        for ours, theirs in zip(penalty_of(layer, inputs[mine], weights[mine]), whole, strict=True):
+            torch.testing.assert_close(group.sum_(ours), theirs, rtol=1e-4, atol=1e-4)
+        # The kernels of GPUs can't; wrong figures would be worse than an error.
+        kernels_on_cpus()
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            penalty_of(synchronise_batchnorm(case.layer(), GPU), inputs[mine], weights[mine])
+
+    run_ranks(2, body)
+
+
 @pytest.mark.parametrize("tracks", [True, False])
 def test_evaluation_is_not_collective(tracks: bool) -> None:
     def body(group: Group) -> bool:

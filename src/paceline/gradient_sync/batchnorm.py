@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from paceline.distributed.device import has_batchnorm_kernels, widest_float
 
@@ -31,9 +32,11 @@ class _SumOverWorkers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: object, gradient: Tensor) -> Tensor:
-        """Each worker's input reaches every worker's output: the gradients add up."""
-        total = gradient.clone()
-        dist.all_reduce(total)
+        """Each worker's input reaches every worker's output: the gradients add up.
+
+        By this function again, so that a gradient of gradients (a penalty on them) is right too.
+        """
+        total: Tensor = _SumOverWorkers.apply(gradient)
         return total
 
 
@@ -89,8 +92,12 @@ class _ByKernels(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Give the gradients of inputs, weight and bias; the latter two are this worker's own."""
+        """Give the gradients of inputs, weight and bias; the latter two are this worker's own.
+
+        The kernels have no gradient of their own: one of gradients is an error.
+        """
         inputs, weight, mean, scale, counts = ctx.saved_tensors
         gradient = _dense(gradient)
         wanted = ctx.needs_input_grad

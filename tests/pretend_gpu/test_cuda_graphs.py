@@ -47,6 +47,7 @@ CASES = """
 import json, random
 import torch
 from torch import nn
+from torch.nn import functional as F
 from paceline.training.cuda_graphs import GraphSwitch, GraphedForward
 
 class Odd(nn.Module):
@@ -74,7 +75,7 @@ odd = {
     "hook": hooked(),
     "attribute": Odd(counts),
     "random": Odd(lambda model, made: made * random.random()),
-    "waits": Odd(lambda model, made: made * float(made.detach().sum())),
+    "waits": Odd(lambda model, made: F.dropout(made) * float(made.detach().sum())),
     "foreign": Odd(lambda model, made: made * other),
     "output": Odd(lambda model, made: [made, object()]),
     "fine": Odd(),
@@ -186,7 +187,7 @@ def test_what_a_replay_would_not_do_is_refused_and_changes_nothing(
         "hook": "inner.0 has hooks",
         "attribute": "the forward pass of Odd sets count",
         "random": "the model draws random numbers on the host",
-        "waits": "Error: ",
+        "waits": "operation not permitted when stream is capturing",
         "foreign": "the model computes with a parameter that isn't its own",
         "output": "the model's output has a object in it",
     }

@@ -221,7 +221,8 @@ class GraphedForward:
             self._switch.give_up(str(error))
             return None
         except RuntimeError as error:
-            self._switch.give_up(in_brief(error))
+            # What fails a capture comes first; that it can't be ended then says nothing of it.
+            self._switch.give_up(in_brief(error.__context__ or error))
             return None
         self._switch.captures += 1
         self._unused = 0

@@ -35,7 +35,7 @@ _WARM_UP = 3
 """Passes before one is captured: libraries set themselves up in the first."""
 _ASIDE = "thread_local"
 """Only this thread's calls are captured or refused: NCCL's threads and those that read go on."""
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
 class CaptureError(Exception):
@@ -193,7 +193,7 @@ class GraphedForward:
             tuple((t.shape, t.stride(), t.dtype) for t in tensors),
             tuple((type(other), other) for other in others),
             str(spec),
-            tuple(layer.training for layer in self._layers),
+            tuple(map(_settings_of, self._layers)),
             tuple((p.data_ptr(), p.requires_grad) for p in self._parameters),
             tuple(b.data_ptr() for x in self._layers for b in x._buffers.values() if b is not None),
         )
@@ -500,6 +500,11 @@ def _plain_state(layer: nn.Module) -> dict[str, object]:
     """Say what a layer has of values that aren't tensors, and which tensors and modules."""
     own = {name: _look(value) for name, value in vars(layer).items()}
     return own | {f"{name} ": id(buffer) for name, buffer in layer._buffers.items()}
+
+
+def _settings_of(layer: nn.Module) -> tuple[object, ...]:
+    """Give a layer's plain attributes, `training` and those that a script changes between steps."""
+    return tuple([value for value in vars(layer).values() if type(value) in _PLAIN])
 
 
 def _look(value: object) -> object:

@@ -98,6 +98,18 @@ for name, model in odd.items():
     batches = int(model.inner[1].num_batches_tracked)
     found[name] = [switch.problem, switch.captures, batches, model.count]
 
+# No memory is kept that a side stream has used.
+before, side = torch.cuda.memory_reserved(), torch.cuda.Stream()
+with torch.cuda.stream(side):
+    used = torch.ones(4 << 20, device="cuda")
+    used.record_stream(torch.cuda.default_stream())
+    del used
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    torch.ones(1, device="cuda")
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() - before < 16 << 20
+
 # Two forward passes before the backward passes; gradients that are added up.
 plain, model = Odd().cuda(), Odd().cuda()
 plain.load_state_dict(model.state_dict())

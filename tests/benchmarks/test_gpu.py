@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.commands import ROOT
 from benchmarks.figures import Figure, Report
-from benchmarks.gpu import Blocks, Part, figures_of, measure_all
+from benchmarks.gpu import NETWORKS, QUICK_SHARDS, Blocks, Part, figures_of, measure_all
 from benchmarks.gpu_sides import Case
 from tests.launch.waiting import until
 from tests.pretend_gpu.build import build, environment
@@ -56,6 +56,10 @@ def test_first_blocks_and_ends_of_epochs_dont_count() -> None:
     speed, memory = figures_of("title", CASE, 1, blocks)
     assert (speed.value, speed.count, speed.note) == (2.0, 4, "10 against 5 images/s")
     assert (memory.value, memory.note) == (1.5, "3.00 against 2.00 GB")
+
+
+def test_a_shard_of_a_small_batch_has_samples_for_batchnorm() -> None:
+    assert all(case.tried_out().batch >= 2 * max(QUICK_SHARDS) for case in NETWORKS)
 
 
 @pytest.mark.pretend_gpu

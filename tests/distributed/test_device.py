@@ -3,10 +3,12 @@ import torch
 
 from paceline.distributed import device
 from paceline.distributed.device import (
+    begun_kind,
     cpu_name,
     describe_device,
     device_index,
     has_bf16,
+    kinds_here,
     pick_device,
     resolve_backend,
     resolve_device_kind,
@@ -107,6 +109,17 @@ def test_metal_in_a_fork_of_what_has_used_it(a_mac: pytest.MonkeyPatch) -> None:
     a_mac.setattr(torch.mps, "_is_in_bad_fork", lambda: True)
     with pytest.raises(UsageError, match=r"forked from a process that has used the GPU.*restart"):
         pick_device(DistOptions(device="mps"), Placement())
+
+
+def test_what_uses_a_gpu_already_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, used in (("xpu", True), ("xpu", False), ("mps", True)):
+        here = torch.device(kind)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda here=here: here)
+        monkeypatch.setattr(torch.xpu, "is_initialized", lambda used=used: used)
+        assert begun_kind() == (kind if used and kind == "xpu" else None)
+        assert kinds_here() == ("cpu", kind)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    assert (begun_kind(), kinds_here()) == (None, ("cpu",))
 
 
 def test_an_apple_gpus_generator(a_mac: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,14 @@ def test_a_notebook_that_has_asked_cuda_is_told_what_to_ask(gpus: Host, tmp_path
     assert "ask torch.cuda.device_count() instead" in done.stderr
 
 
+def test_a_notebook_that_has_used_a_gpu_is_told_to_restart(gpus: Host, tmp_path: Path) -> None:
+    used = NOTEBOOK.replace("ASKED", 'torch.ones(2, device="cuda")')
+    (tmp_path / "cell.py").write_text(used)
+    done = gpus.python("cell.py", directory=tmp_path, devices=2)
+    assert done.returncode == 1
+    assert "this process has used CUDA already" in done.stderr
+
+
 def test_torchs_sanitizer_begins_in_the_workers(gpus: Host, tmp_path: Path) -> None:
     done = gpus.paceline(
         *("train", "digits", *SHORT), directory=tmp_path, devices=2, TORCH_CUDA_SANITIZER="1"

@@ -110,3 +110,6 @@ def test_a_collective_that_never_ends_costs_one_restart(
     assert done.returncode == 0, done.stdout + done.stderr
     starts = json.loads((tmp_path / "run" / "run.json").read_text())["history"]
     assert len(starts) == 2, done.stdout + done.stderr
+    if kind == "hang":
+        assert "in device wait" in done.stderr
+        assert "All wait for their GPUs: a kernel or a collective on them" in done.stderr

@@ -151,3 +151,35 @@ def test_tf32_is_chosen(gpus: Host, tf32: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = "TF32 in matrix products and convolutions" if tf32 == "on" else "no TF32"
     assert said in done.stdout
+
+
+# It is told to stop within an exchange, where it may wait for the device.
+STOPPED = """
+import os, signal
+import torch
+from torch import nn
+import paceline
+
+with paceline.session(progress="off") as s:
+    model = s.model(nn.Linear(8, 2))
+    s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    data = torch.utils.data.TensorDataset(torch.randn(160, 8), torch.arange(160) % 2)
+    loader = s.loader(data, global_batch=4)
+    for epoch in s.epochs(100):
+        for step, (inputs, targets) in enumerate(loader):
+            if (epoch, step) == (0, 20):
+                os.kill(os.getpid(), signal.SIGTERM)
+            s.step(nn.functional.cross_entropy(model(inputs), targets))
+"""
+
+
+def test_a_signal_ends_a_training_whose_steps_may_not_wait(gpus: Host, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STOPPED)
+    done = gpus.paceline(
+        *("run", "train.py", "--run-dir", "run", "--on", "here"),
+        directory=tmp_path,
+        PRETEND_GPU_COUNTERS=str(tmp_path),
+        PRETEND_GPU_WAITS="refused",
+    )
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()

@@ -247,6 +247,23 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def kinds_here() -> tuple[str, ...]:
+    """Name the kinds of device that this build of torch is for, whether or not there are any."""
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def begun_kind() -> str | None:
+    """Name the kind of GPU that this process uses already, so that it can't be forked any more.
+
+    None also with Metal, which tells a fork alone.
+    """
+    for kind in kinds_here():
+        if kind not in ("cpu", "mps") and torch.get_device_module(kind).is_initialized():
+            return kind
+    return None
+
+
 def default_generator(device: torch.device) -> torch.Generator:
     """Give the generator that a model on an accelerator draws from; the device is started."""
     if device.type == "mps":

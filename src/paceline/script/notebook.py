@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import torch
 
+from paceline.distributed.device import begun_kind
 from paceline.distributed.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
 from paceline.distributed.rendezvous import meet_in_file
 from paceline.errors import InterruptedTraining, JobError, UsageError
@@ -53,16 +54,16 @@ def launch(
         tensors come as lists.
 
     Raises:
-        UsageError: CUDA has been used in this process, which can't be forked any more.
+        UsageError: A GPU has been used in this process, which can't be forked any more.
         JobError: A worker failed; the message has its whole traceback.
         KeyboardInterrupt: The cell was interrupted; no worker is left.
     """
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
-    if torch.cuda.is_initialized():
+    if (kind := begun_kind()) is not None:
         raise UsageError(
-            "this process has used CUDA already, and workers are forked from it: restart the "
-            "notebook, and touch the GPU only in the function that paceline.launch runs"
+            f"this process has used {kind.upper()} already, and workers are forked from it: "
+            "restart the notebook, and touch the GPU only in the function that paceline.launch runs"
         )
     started: list[_Worker] = []
     # They meet in a file: a port would be open to all users. One is named that nobody can take.

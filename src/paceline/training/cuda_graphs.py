@@ -9,7 +9,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, final
 from weakref import ReferenceType, ref
@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from paceline.distributed.device import default_generator
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica import Forward
@@ -35,7 +36,7 @@ _WARM_UP = 3
 """Passes before one is captured: libraries set themselves up in the first."""
 _ASIDE = "thread_local"
 """Only this thread's calls are captured or refused: NCCL's threads and those that read go on."""
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
 class CaptureError(Exception):
@@ -193,7 +194,7 @@ class GraphedForward:
             tuple((t.shape, t.stride(), t.dtype) for t in tensors),
             tuple((type(other), other) for other in others),
             str(spec),
-            tuple(layer.training for layer in self._layers),
+            tuple(map(_settings_of, self._layers)),
             tuple((p.data_ptr(), p.requires_grad) for p in self._parameters),
             tuple(b.data_ptr() for x in self._layers for b in x._buffers.values() if b is not None),
         )
@@ -221,7 +222,8 @@ class GraphedForward:
             self._switch.give_up(str(error))
             return None
         except RuntimeError as error:
-            self._switch.give_up(in_brief(error))
+            # What fails a capture comes first; that it can't be ended then says nothing of it.
+            self._switch.give_up(in_brief(error.__context__ or error))
             return None
         self._switch.captures += 1
         self._unused = 0
@@ -353,17 +355,17 @@ def _capture(module: nn.Module, compute: Forward, current: _Pass) -> _Graph:
     stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
     with _as_it_was(module, inputs), _instead(module, known):
         # Warm up on the stream of the capture, and learn what the outputs depend on.
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
                 outputs, spec = _flat_outputs(compute(*args, **kwargs))
                 reached = _reached(known, outputs)
                 _gradients(outputs, reached, [_zeros(output) for output in outputs])
-        torch.cuda.synchronize()
-        with torch.cuda.graph(forward, pool, stream, _ASIDE):
+        torch.accelerator.synchronize()
+        with _captured_into(forward, pool, stream):
             outputs, spec = _flat_outputs(compute(*args, **kwargs))
         output_gradients = [_zeros(output) for output in outputs]
-        with torch.cuda.graph(backward, pool, stream, _ASIDE):
+        with _captured_into(backward, pool, stream):
             gradients = _gradients(outputs, reached, output_gradients)
     return _Graph(
         key=current.key,
@@ -376,6 +378,30 @@ def _capture(module: nn.Module, compute: Forward, current: _Pass) -> _Graph:
         parameters=[p for p in module.parameters() if id(known[id(p)]) in set(map(id, reached))],
         gradients=gradients,
     )
+
+
+@contextmanager
+def _captured_into(
+    graph: torch.cuda.CUDAGraph, pool: torch.cuda._POOL_HANDLE, stream: torch.cuda.Stream
+) -> Iterator[None]:
+    """Capture what a block does; where that fails, torch is as it was before."""
+    generator = _generator()
+    untouched = generator.clone_state()
+    try:
+        with torch.cuda.graph(graph, pool, stream, _ASIDE):
+            yield
+    except BaseException:
+        # For torch 2.11 such a capture is never over: it draws no random number any more
+        # (pytorch/pytorch#171263), and gives no memory back that two streams have used (#180395).
+        generator.graphsafe_set_state(untouched)
+        with suppress(RuntimeError):  # what later versions say: it is over
+            torch._C._cuda_endAllocateToPool(generator.device.index, pool)
+        raise
+
+
+def _generator() -> torch.Generator:
+    """Give that of this thread's GPU."""
+    return default_generator(torch.device("cuda", torch.accelerator.current_device_index()))
 
 
 def _flat_outputs(outputs: object) -> tuple[list[Tensor | None], TreeSpec]:
@@ -472,14 +498,14 @@ def _as_it_was(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[None]:
     before = [_plain_state(layer) for layer in layers]
     versions = [tensor._version for tensor in inputs]
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    drawn, on_host = torch.cuda.get_rng_state(), _HostRandom()
+    drawn, on_host = _generator().get_state(), _HostRandom()
     try:
         yield
         after = [_plain_state(layer) for layer in layers]
         problem = _difference(module, before, after) or on_host.difference()
     finally:
-        torch.cuda.synchronize()
-        torch.cuda.set_rng_state(drawn)
+        torch.accelerator.synchronize()
+        _generator().set_state(drawn)
         on_host.restore()
         for layer, own, buffers in attributes:
             vars(layer).clear()
@@ -499,6 +525,11 @@ def _plain_state(layer: nn.Module) -> dict[str, object]:
     """Say what a layer has of values that aren't tensors, and which tensors and modules."""
     own = {name: _look(value) for name, value in vars(layer).items()}
     return own | {f"{name} ": id(buffer) for name, buffer in layer._buffers.items()}
+
+
+def _settings_of(layer: nn.Module) -> tuple[object, ...]:
+    """Give a layer's plain attributes, `training` and those that a script changes between steps."""
+    return tuple([value for value in vars(layer).values() if type(value) in _PLAIN])
 
 
 def _look(value: object) -> object:

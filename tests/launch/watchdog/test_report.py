@@ -48,6 +48,6 @@ def test_the_record_of_a_hang() -> None:
 
 
 def test_where_nobody_is_missing_the_first_worker_stands_for_all() -> None:
-    hang = replace(_HANG, missing=(), reason="all wait in the same collective")
+    hang = replace(_HANG, missing=(), reason="all wait for their GPUs")
     assert [failure.rank for failure in failures_of(hang, _STATES, {})] == [0]
-    assert "All wait in the same collective:\n  rank 0" in render(hang, _STATES, {})
+    assert "All wait for their GPUs:\n  rank 0" in render(hang, _STATES, {})

@@ -172,11 +172,14 @@ class _Arithmetic:
         all that its graph draws, and then begins.
         """
         generator = _generator(given)
+        # The state itself may draw in the capture alone, with torch 2.11.
         with torch.cuda.stream(torch.cuda.default_stream()):
+            state = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(generator.clone_state())
             before = generator.get_offset()
             self._run_kernel(keys, given)
             drawn = generator.get_offset() - before
-            generator.set_offset(before)
+            generator.graphsafe_set_state(state)
         whole = _drawn.setdefault((capture, id(generator)), [0])
         begins = whole[0]
         whole[0] += drawn

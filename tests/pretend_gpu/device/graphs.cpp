@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace pretend {
@@ -15,6 +16,8 @@ struct Graph {
 struct Capture {
   Graph* graph;
   uint64_t id;
+  std::thread::id by;
+  bool is_valid = true;
 };
 std::mutex guard;
 std::map<cudaStream_t, Capture> captures;
@@ -31,6 +34,24 @@ void (*replay)(uint64_t) = nullptr;
 bool is_capturing(cudaStream_t stream) {
   std::lock_guard<std::mutex> locked(guard);
   return captures.count(stream) > 0;
+}
+
+bool ends_capture(cudaStream_t stream) {
+  std::lock_guard<std::mutex> locked(guard);
+  const auto found = captures.find(stream);
+  if (found != captures.end()) found->second.is_valid = false;
+  return found != captures.end();
+}
+
+bool ends_captures() {
+  std::lock_guard<std::mutex> locked(guard);
+  bool any = false;
+  for (auto& [stream, capture] : captures)
+    if (capture.by == std::this_thread::get_id()) {
+      capture.is_valid = false;
+      any = true;
+    }
+  return any;
 }
 
 bool captured(cudaStream_t stream, std::function<void()> work) {
@@ -65,16 +86,18 @@ EXPORT void pretend_gpu_put_off(cudaStream_t stream, uint64_t number) {
 
 EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   std::lock_guard<std::mutex> locked(guard);
-  captures[stream] = {new Graph, ++last_id};
+  captures[stream] = {new Graph, ++last_id, std::this_thread::get_id()};
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   std::lock_guard<std::mutex> locked(guard);
   const auto found = captures.find(stream);
   if (found == captures.end()) return cudaErrorIllegalState;
-  *graph = reinterpret_cast<cudaGraph_t>(found->second.graph);
+  const Capture capture = found->second;
   captures.erase(found);
-  return cudaSuccess;
+  if (!capture.is_valid) delete capture.graph;
+  *graph = capture.is_valid ? reinterpret_cast<cudaGraph_t>(capture.graph) : nullptr;
+  return capture.is_valid ? cudaSuccess : cudaErrorStreamCaptureInvalidated;
 }
 EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status =

@@ -80,6 +80,10 @@ void occupy(cudaStream_t stream);
 // While the stream is being captured, keeps the work for the graph and returns true.
 bool captured(cudaStream_t stream, std::function<void()> work);
 bool is_capturing(cudaStream_t stream);
+// The host would wait for a stream, or for all of them: true if that can't be, since the stream is
+// being captured (or one is, by this thread). Such a capture then ends without a graph.
+bool ends_capture(cudaStream_t stream);
+bool ends_captures();
 
 
 }  // namespace pretend

@@ -20,7 +20,7 @@ import torch
 
 from tests.pretend_gpu.counters import COUNTERS, WARM_UP_STEPS, counted_here
 
-_MAY_WAIT = ("begin", "agree", "snapshot", "_close_pass", "close_epoch")
+_MAY_WAIT = ("begin", "agree", "_save", "_close_pass", "close_epoch")
 """Methods of `paceline.training.engine.Engine`; so may its `evaluation`, before and after."""
 
 _AT_THE_END = ("load_best", "fingerprint", "state_fingerprint")
@@ -33,23 +33,24 @@ class _Spent:
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
-        self.depth = self.steps = 0
+        self.steps = 0
+        self.is_inside = False
 
     @contextmanager
     def may_wait(self) -> Iterator[None]:
         """Leave out what is done within a block; torch refuses no waits in it."""
-        self.depth += 1
-        if self.depth > 1:
+        if self.is_inside:
             yield
-        else:
-            before = counted_here()
-            mode = _refuse_waits(0)
-            try:
-                yield
-            finally:
-                _refuse_waits(mode)
-                self.counted.update(counted_here() - before)
-        self.depth -= 1
+            return
+        self.is_inside = True
+        before = counted_here()
+        mode = _refuse_waits(0)
+        try:
+            yield
+        finally:
+            self.is_inside = False  # also where a signal ends the training
+            _refuse_waits(mode)
+            self.counted.update(counted_here() - before)
 
 
 _spent = _Spent()

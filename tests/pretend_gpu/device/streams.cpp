@@ -322,13 +322,14 @@ EXPORT cudaError_t cudaStreamQuery(cudaStream_t handle) {
   return over ? status() : cudaErrorNotReady;
 }
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-  if (is_capturing(handle)) return cudaErrorStreamCaptureUnsupported;
+  if (ends_capture(handle)) return cudaErrorStreamCaptureUnsupported;
   count(STREAM_SYNCS);
   finish(handle);
   sleep_until(stream_of(handle)->busy_until);
   return status();
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
+  if (ends_captures()) return cudaErrorStreamCaptureUnsupported;
   count(DEVICE_SYNCS);
   finish(nullptr);
   drain_late();

@@ -1,5 +1,7 @@
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -7,12 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from paceline.data.batch import Batch
 from paceline.data.order import cut
+from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.training.batches.plan import TrainPlan
-from paceline.training.hooks.load_balancing import better_shares, proportional
+from paceline.training.components import Components
+from paceline.training.hooks.load_balancing import LoadBalancer, better_shares, proportional
 from paceline.training.job import Job
 from paceline.training.profiling import step_timeline
+from paceline.training.progress import TrainingProgress
+from paceline.training.snapshots.train_state import TrainState
 from tests.support.ranks import run_ranks
 from tests.support.trainings import (
     SIDE,
@@ -77,6 +84,49 @@ class Timed(nn.Module):
         self.clock.now_s += self.sample_s * len(inputs)
         scores: Tensor = self.layer(inputs.flatten(1))
         return scores
+
+
+class Event:
+    """A moment in the order of a device's own work, whose clock it has."""
+
+    clock = Clock()
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = self.clock()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.at_s - self.at_s) * 1000
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_a_gpus_forward_passes_are_timed_by_its_own_clock(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "Event", Event)
+    told: list[Tensor] = []
+
+    def gather_rows(row: Tensor) -> Tensor:
+        told.append(row)
+        return row.unsqueeze(0)
+
+    group = SimpleNamespace(device=torch.device(kind), rank=0, gather_rows=gather_rows)
+    plan = SimpleNamespace(is_balanced=False, batch_per_worker=(4,))
+    parts = SimpleNamespace(train_loader=SimpleNamespace(plan=plan))
+    balancer = LoadBalancer(cast(TrainingProgress, None), cast(Group, group), None, print)
+    balancer.setup(cast(Components, parts), cast(TrainState, None), {})
+    for step in range(11):
+        balancer.begin_step(step, cast(Batch, SimpleNamespace(local=4)))
+        Event.clock.now_s += 2.0  # which no host that only enqueues it would see
+        balancer.before_backward(torch.zeros(()), 1.0)
+        balancer.after_step(step)
+    assert [row.tolist() for row in told] == [[2.0]]
 
 
 def uneven_job() -> Job:

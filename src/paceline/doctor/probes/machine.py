@@ -172,7 +172,6 @@ def _steal_s(times: object) -> float:
     return float(getattr(times, "steal", 0.0))
 
 
-_KINDS = ("cuda", "xpu")
 _ELEMENTS = 1 << 20
 _STEP = 2654435761
 """Knuth's multiplier: neighbours differ in all bytes, so that pieces in wrong places show."""
@@ -182,16 +181,17 @@ def gpu_facts() -> GpuFacts:
     """Count the GPUs, and copy data between all of them. Claims a little memory on each."""
     import torch
 
+    from paceline.distributed.device import counts_memory, describe_device
+
     try:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is None or accelerator.type not in _KINDS:
+        if accelerator is None or not counts_memory(accelerator):
             return GpuFacts()
-        module = torch.get_device_module(accelerator)
         devices = [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
-        memory = [module.mem_get_info(device) for device in devices]
+        memory = [torch.accelerator.get_memory_info(device) for device in devices]
         return GpuFacts(
             kind=accelerator.type,
-            names=tuple(str(module.get_device_name(device)) for device in devices),
+            names=tuple(describe_device(torch.device(device)) for device in devices),
             memory_bytes=tuple(int(total) for _, total in memory),
             free_bytes=tuple(int(free) for free, _ in memory),
             wrong_copies=tuple(wrong_copies(devices)),

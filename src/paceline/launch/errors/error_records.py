@@ -95,6 +95,7 @@ def _with_cause(error: BaseException) -> str:
 
     cuDNN and cuBLAS say no more than that they failed, also where an earlier kernel did.
     """
+    # These are torch.cuda's alone, ROCm's by the same name; a launcher imports no torch.
     text, torch = message_of(error), sys.modules.get("torch")
     is_vague = isinstance(error, RuntimeError) and _OF_LIBRARY.search(text)
     if not is_vague or device_error(text) or not (torch and torch.cuda.is_initialized()):

@@ -28,7 +28,7 @@ def render(hang: Hang, states: Sequence[WorkerState], stacks: Mapping[int, str])
         parts.append(f"Missing is {describe(state)}, {hang.reason}{_where(state, stacks)}")
         parts.append(without_launcher(stacks.get(state.rank, "")) or _silence(state))
     if others:
-        title = "These wait:" if missing else f"{hang.reason.capitalize()}:"
+        title = "These wait:" if missing else f"{hang.reason[:1].upper()}{hang.reason[1:]}:"
         lines = [f"  {describe(state)}{_where(state, stacks)}" for state in others]
         parts.append("\n".join((title, *lines)))
     parts.append(REMEDY if hang.is_mismatch else _ADVICE)

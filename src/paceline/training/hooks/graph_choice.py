@@ -19,6 +19,10 @@ _MAX_TRIED = 64
 """Steps after which it is given up to wait for such a shape."""
 _STEPS = 16
 """Steps of which each way is measured by the median."""
+_NOTHING_REPEATS = (
+    "no batch that a graph can have came three times in one shape, with the model's attributes as "
+    "they were"
+)
 
 
 @final
@@ -54,7 +58,7 @@ class GraphChoice(StepHook):
         if switch.problem is not None:
             self._settle(False, switch.problem)
         elif self._times.left_out == _MAX_TRIED:
-            self._settle(False, "no batch that a graph can have came three times in one shape")
+            self._settle(False, _NOTHING_REPEATS)
         elif self._is_measured():
             step_s = self._times.median_s
             self._times.restart()
@@ -72,8 +76,7 @@ class GraphChoice(StepHook):
         """Say where nothing has repeated."""
         if self._switch.is_must and not self._switch.captures and self._context.group.rank == 0:
             self._context.console.warn(
-                "--cuda-graphs on: nothing was captured, since no batch that a graph can have "
-                "came three times in one shape"
+                f"--cuda-graphs on: nothing was captured, since {_NOTHING_REPEATS}"
             )
 
     def _is_measured(self) -> bool:

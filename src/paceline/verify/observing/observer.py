@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch
-from paceline.distributed.device import default_generator, is_accelerator
+from paceline.distributed.device import default_generator, is_accelerator, kinds_here
 from paceline.training.components import Components
 from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.hooks.base import StepHook
@@ -229,7 +229,7 @@ class Observer:
         if id(module) not in self.roots:
             return
         # Gradients are disturbed by the rounding of the type that is computed in.
-        for device in ("cpu", "cuda"):
+        for device in kinds_here():
             if torch.is_autocast_enabled(device):
                 self.autocast = torch.get_autocast_dtype(device)
         if module.training and self.trial.disturbed and self._disturbed_at != self._batches:

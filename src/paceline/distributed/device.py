@@ -176,19 +176,30 @@ def _cuda_device(index: int, gpus: int) -> torch.device:
             "that process, and ask torch.cuda.device_count() instead; or set "
             "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported"
         ) from error
+    except torch.cuda.DeferredCudaCallError as error:
+        # torch 2.11 takes the driver's library's count, and asks each GPU for its properties.
+        visible = torch._C._cuda_getDeviceCount()
+        if index >= visible:
+            raise _fewer_gpus(gpus, visible) from error
+        torch.cuda._cached_device_count = visible
+        torch.cuda.init()
     # The launcher has asked the driver's library, which counts whole GPUs.
     visible = torch.cuda.device_count()
     if index >= visible:
-        raise UsageError(
-            f"the driver counts {gpus} GPUs and CUDA shows {visible} of them: of GPUs that are "
-            f"split into slices (MIG) a process sees one. Say --workers {visible}; or list a slice "
-            "for each worker, CUDA_VISIBLE_DEVICES=MIG-...,MIG-... (nvidia-smi -L names them)"
-        )
+        raise _fewer_gpus(gpus, visible)
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     if wants_cuda_sanitizer():
         _enable_sanitizer()
     return device
+
+
+def _fewer_gpus(counted: int, visible: int) -> UsageError:
+    return UsageError(
+        f"the driver counts {counted} GPUs and CUDA shows {visible} of them: of GPUs that are "
+        f"split into slices (MIG) a process sees one. Say --workers {visible}; or list a slice "
+        "for each worker, CUDA_VISIBLE_DEVICES=MIG-...,MIG-... (nvidia-smi -L names them)"
+    )
 
 
 def _enable_sanitizer() -> None:

@@ -45,6 +45,7 @@ _WRONG = [
         "train digits --num-workers 8",
         r"may be --loader-workers \(Processes.* or --workers \(Worker p",
     ),
+    ("train digits --num-worker 8", r"--num-worker may be --loader-workers \(P.* or --workers \(W"),
     ("train digits --batch-size 0", r"--global-batch is 0: it must be at least 1"),
     ("train digits --learning-rate fast", r"--learning-rate is 'fast'; it must be a number"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),

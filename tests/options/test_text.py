@@ -69,6 +69,16 @@ def test_a_table_is_broken_to_a_width_where_there_are_words() -> None:
         "                   after",
         "--workers  1.20 x   2:05  faster;",
     ]
+    # A figure keeps its unit, and its column is as wide as both.
+    units = [("steps", "what it is"), ("8", "takes 2 min 9 s of a training")]
+    assert aligned(units, left={1}, width=15) == [
+        "steps  what it",
+        "       is",
+        "    8  takes",
+        "       2 min 9 s",
+        "       of a",
+        "       training",
+    ]
 
 
 def test_words_without_end_are_cut() -> None:

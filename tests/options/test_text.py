@@ -10,6 +10,7 @@ from paceline.options.text import (
     fitted,
     fitting,
     line_width,
+    print_stderr,
     printable,
     shortened,
     wrapped,
@@ -135,4 +136,8 @@ def test_terminals_alone_are_written_for(monkeypatch: pytest.MonkeyPatch) -> Non
     lines = "a sentence that is longer than\n  the line"
     assert fitting(text, stream) == lines
     assert above_progress(text, stream) == f"\r\x1b[2K{lines}"  # over the ^C of Ctrl-C
+    # Likewise over the progress, which another process shows.
+    monkeypatch.setattr(sys, "stderr", stream)
+    print_stderr(text)
+    assert stream.getvalue() == f"\r\x1b[2K{lines}\n"
     assert (line_width(80), line_width(20)) == (30, 20)

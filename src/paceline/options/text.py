@@ -37,9 +37,12 @@ def printable(text: str) -> str:
 
 
 def print_stderr(text: str) -> None:
-    """Print to stderr, at once; a stderr that is gone costs nothing but the text."""
+    """Print to stderr, at once, above the progress that another process may be showing there.
+
+    A stderr that is gone costs nothing but the text.
+    """
     with suppress(OSError):
-        print(fitting(printable(text), sys.stderr), file=sys.stderr, flush=True)
+        print(above_progress(printable(text)), file=sys.stderr, flush=True)
 
 
 def shortened(text: str) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from selenium.webdriver import Chrome
+from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 
 from paceline.report.runs.comparison import choose_runs, compare
@@ -42,6 +42,16 @@ def test_nothing_overlaps_and_all_can_be_read(
         open_file(browser, page, width=width, scheme=scheme)
         assert find_faults(browser, width) == []
         assert requested(browser) == [page.as_uri()]
+
+
+def test_the_pointer_shows_the_values_of_each_run(browser: Chrome, pages: dict[str, Path]) -> None:
+    open_file(browser, pages["compare"], width=1200)
+    chart = browser.find_element(By.CSS_SELECTOR, "svg[data-chart]")
+    ActionChains(browser).move_to_element(chart).perform()
+    place, *values = browser.find_element(By.CSS_SELECTOR, ".readout").text.split("\n")
+    assert place.startswith("steps ")
+    assert [value[0] for value in values] == ["A", "B", "C"]
+    assert browser.find_element(By.CSS_SELECTOR, ".hint").is_displayed()
 
 
 def test_a_heading_sorts_and_what_is_unknown_stays_last(

@@ -178,6 +178,14 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: paceline" in capsys.readouterr().out
 
 
+def test_commands_of_every_day_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == ExitCode.DONE
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    listed = [words[1] for words in lines if words[:1] == ["│"]]
+    assert listed == [*COMMANDS, "--help", "--version"]
+    assert listed[0] == "train"
+
+
 def test_short_help_and_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == ExitCode.DONE
     short = capsys.readouterr().out

@@ -21,6 +21,7 @@ from paceline.report.runs.listing import (
     newest_running,
     newest_unfinished,
     read_entry,
+    setting_of,
     shared_unit,
     sort_runs,
 )
@@ -209,6 +210,12 @@ def test_sorted_by_a_setting_the_smallest_first(make_run: MakeRun, folder: Path)
     assert [entry.label for entry in sort_runs(listed, "lr")] == ["b", "a", "c"]
     assert [entry.label for entry in sort_runs(listed, "optimizer")] == ["a", "b", "c"]
     assert [entry.label for entry in sort_runs(listed, "target-epochs")] == ["a", "b", "c"]
+    # What the list is sorted by is shown in it; a column is there already.
+    assert (setting_of("lr"), setting_of("target-epochs")) == ("lr", "patience")
+    assert setting_of("images/s") == setting_of("started") == ""
+    lines = table_lines(list_runs(folder), NOW, 80, "lr")
+    assert lines[0].split()[2:5] == ["state", "lr", "best"]
+    assert [line.split()[3] for line in lines[1:]] == ["0.1", "0.02", "0.3"]
     with pytest.raises(UsageError, match=r"column 'larning'.*, and every setting"):
         sort_runs(listed, "larning")
 

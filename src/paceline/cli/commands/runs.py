@@ -31,7 +31,8 @@ class ListOptions:
 
     sort: str = "started"
     """Column: name, recipe, state, best, epochs, images-per-s, workers or started; the best,
-    largest and newest come first. Or any setting or recipe argument, the smallest first."""
+    largest and newest come first. Or any setting or recipe argument, the smallest first: the list
+    shows it, too."""
     reverse: bool = False
     """The other way round."""
     filter: tuple[str, ...] = ()
@@ -84,9 +85,11 @@ def _show(listed: "RunList", options: ListOptions) -> None:
     elif options.json:
         print(json.dumps([entry.to_json() for entry in listed.entries], indent=2))
     else:
+        from paceline.report.runs.listing import setting_of
         from paceline.report.runs.table import table_lines
 
-        for line in table_lines(listed, datetime.now(UTC), terminal_width()):
+        setting = setting_of(options.sort)
+        for line in table_lines(listed, datetime.now(UTC), terminal_width(), setting):
             print(line)
 
 

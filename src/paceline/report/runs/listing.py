@@ -214,11 +214,9 @@ def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:
     Raises:
         UsageError: There is no such column, and no run has such a setting.
     """
-    column = column.replace("-", "_").replace("/", "_per_")
-    column = _HEADINGS.get(column, column)
-    setting = setting_named(column)
+    column, setting = _column_named(column), setting_of(column)
     is_setting = any(setting in arguments_of(entry.report.run) for entry in listed)
-    if column not in _KEYS and listed and not is_setting:
+    if setting and listed and not is_setting:
         columns = [name.replace("_", "-") for name in _KEYS]
         text = unknown_name(column.replace("_", "-"), columns, "column")
         raise UsageError(f"{text}, and every setting and recipe argument")
@@ -227,6 +225,18 @@ def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:
     known = sorted((key, place) for key, place in keys if key is not None)
     unknown = [place for key, place in keys if key is None]
     return [listed[place] for place in (*(place for _, place in known), *unknown)]
+
+
+def setting_of(column: str) -> str:
+    """Name the setting that stands for a column to sort by; empty where it is a column."""
+    column = _column_named(column)
+    return "" if column in _KEYS else setting_named(column)
+
+
+def _column_named(given: str) -> str:
+    """Give a column's name, which may be given as its heading is written."""
+    column = given.replace("-", "_").replace("/", "_per_")
+    return _HEADINGS.get(column, column)
 
 
 def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[RunEntry]:

@@ -5,8 +5,9 @@ from datetime import datetime
 
 from paceline.options import figures
 from paceline.options.text import aligned, printable
-from paceline.report.runs.listing import RunEntry, RunList, shared_unit
+from paceline.report.runs.listing import RunEntry, RunList, arguments_of, shared_unit
 from paceline.results.run_directory import fit_name
+from paceline.training.config import shown_name
 
 HEADER = ("run", "recipe", "state", "best", "epochs", "{}/s", "workers", "started")
 _GAP = 2
@@ -16,16 +17,23 @@ _UNCOUNTED = 100_000
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def table_lines(listed: RunList, now: datetime, width: int | None) -> list[str]:
+def table_lines(listed: RunList, now: datetime, width: int | None, setting: str = "") -> list[str]:
     """Lay out a list for a terminal, with what is wrong with damaged runs below it.
 
     Args:
         listed: The runs, in order.
         now: Until when ages are counted.
         width: Characters of a line; None where lines may be of any length.
+        setting: Has a column of its own, for instance what the list is sorted by.
     """
     rows = [[*map(printable, cells_of(entry, now))] for entry in listed.entries]
     titles = [title.format(shared_unit(listed.entries)) for title in HEADER]
+    if setting:
+        place = titles.index("best")
+        titles.insert(place, shown_name(setting))
+        for row, entry in zip(rows, listed.entries, strict=True):
+            value = arguments_of(entry.report.run).get(setting)
+            row.insert(place, printable(figures.show_value(value)))
     rows, header = (rows, titles) if width is None else _fit(rows, titles, width)
     long = [] if width is None else _part_long_names(rows, header, width)
     left = range(header.index("state") + 1)

@@ -182,6 +182,21 @@ def test_every_kind_of_page_fits_and_can_be_read(
     assert find_faults(browser, width) == []
 
 
+def test_what_is_wrong_with_a_page_is_found(browser: Chrome, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("""<meta name="viewport" content="width=device-width">
+        <body style="background: white"><p style="color: #ccc">pale</p>
+        <div style="width: 900px">wide</div><svg></svg><script>nobody()</script>""")
+    open_file(browser, page, width=390)
+    found = [fault.partition(":")[0] for fault in find_faults(browser, 390)]
+    assert found == [
+        "wider than the window",
+        "pictures or headings without a name",
+        "contrast below 4.5",
+        "complaints",
+    ]
+
+
 @pytest.mark.parametrize("name", [*RUNS, "index", "compare", "study"])
 def test_wide_tables_say_so_on_a_phone(
     browser: Chrome, pages: Mapping[str, Path], name: str

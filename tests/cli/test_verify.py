@@ -56,7 +56,6 @@ def test_a_session_is_the_same_to_rounding(paceline: Paceline, tmp_path: Path) -
     assert verdicts(tmp_path) == ["-", "same to rounding"]
     assert "1, disturbed" in done.out
     assert "dropout was left out" in done.out
-    assert "global batch" not in done.out  # what a training shows of itself
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "own.py"]
 
 

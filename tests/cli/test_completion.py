@@ -77,6 +77,7 @@ def test_what_zsh_completes(reads: str, tmp_path: Path, capsys: pytest.CaptureFi
     complete("paceline train fa", "fashion-wideresnet")
     complete("paceline resume fi", "fifth")
     complete("paceline compare other fi", "fifth")
+    complete("paceline train --config _pa", "_paceline")
 
 
 @pytest.mark.slow

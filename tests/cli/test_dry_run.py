@@ -40,6 +40,7 @@ def test_what_would_start(plan: Plan, tmp_path: Path) -> None:
     told = plan(*"train digits --workers 2 --batch-size 60 --epochs 3 --run-dir mine".split())
     assert "--epochs           3       (command line)" in told
     assert "--momentum         0.9     (recipe)" in told
+    assert "  recipe   digits\n" in told
     steps = math.ceil(1442 / 60)
     assert f"1,442 samples, {steps} steps an epoch" in told
     assert f"3 epochs: {3 * steps} steps" in told

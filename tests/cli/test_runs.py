@@ -34,7 +34,7 @@ def test_runs_are_listed_and_nothing_is_changed(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("digits-")
     assert lines[1].split()[1:3] == ["finished", "94.65"]
-    assert len(lines) == 8
+    assert len([line for line in lines if line.endswith(" ago")]) == 7
     assert max(map(len, lines)) <= 80
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
@@ -206,6 +206,11 @@ def test_resume_leaves_a_finished_run_as_it_is(
     option = " ".join(f"--{each} ... --allow-change {each}" for each in named)
     assert f"To train on: paceline resume {run.path} {option}\n" in said.out
     assert "No effect on a finished run: --tag: `paceline label` does that" in said.err
+    # An option is recognised by any of its names, but where it asks for more of the training.
+    for typed in ("--patience=1", "--target-epochs=1") if ended != "target" else ():
+        changed = ["resume", str(run.path), typed, "--allow-change", "target-epochs"]
+        assert main(changed) == ExitCode.DONE
+        assert "No effect on a finished run: --target-epochs\n" in capsys.readouterr().err
     assert main(["resume", str(run.path), "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["exit_code"] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before

@@ -45,6 +45,7 @@ _WRONG = [
         "train digits --num-workers 8",
         r"may be --loader-workers \(Processes.* or --workers \(Worker p",
     ),
+    ("train digits --num-worker 8", r"--num-worker may be --loader-workers \(P.* or --workers \(W"),
     ("train digits --batch-size 0", r"--global-batch is 0: it must be at least 1"),
     ("train digits --learning-rate fast", r"--learning-rate is 'fast'; it must be a number"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),
@@ -176,6 +177,14 @@ def test_unwritable_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == ExitCode.DONE
     assert "Usage: paceline" in capsys.readouterr().out
+
+
+def test_commands_of_every_day_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == ExitCode.DONE
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    listed = [words[1] for words in lines if words[:1] == ["│"]]
+    assert listed == [*COMMANDS, "--help", "--version"]
+    assert listed[0] == "train"
 
 
 def test_short_help_and_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,10 +106,12 @@ def shown(run: RunDirectory, width: int, *, plain: bool = False, **changed: obje
     return lines_of(status, follower.losses, width, plain=plain)
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, *range(76, 82), 120])
 def test_the_figures_fit_the_terminal(run: RunDirectory, width: int) -> None:
     lines = shown(run, width, state="running", eta_s=75.0, age_s=99.0, restarts=2)
     assert all(len(line) <= width for line in lines)
+    # What is said of the end is parted from no figure.
+    assert not any(line.endswith("ETA") for line in lines)
     text = " ".join(" ".join(lines).split())
     assert "running epoch 2 of 2, step 46 of 46" in text
     assert "ETA 1 min 15 s, newest figures 1 min 39 s old" in text

@@ -95,8 +95,8 @@ def test_a_training_that_is_over_is_not_waited_for(
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([], "the run directory is missing"),
-        (["--once"], "the run directory is missing"),
+        ([], "there are no runs in .*runs. Name a run directory: paceline workers RUN_DIR"),
+        (["--once"], "there are no runs in "),
         (["nowhere", "--once"], "there is no run directory nowhere"),
         ([".", "--most", "0", "--once"], "--most is 0"),
     ],
@@ -114,7 +114,7 @@ def test_help_imports_neither_torch_nor_needs_a_directory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert paceline(["workers", "--help"]) == 0
-    assert "paceline workers RUN_DIR" in capsys.readouterr().out
+    assert "paceline workers [RUN_DIR]" in capsys.readouterr().out
 
 
 def test_names_of_hosts_draw_nothing_else() -> None:

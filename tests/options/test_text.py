@@ -10,6 +10,7 @@ from paceline.options.text import (
     fitted,
     fitting,
     line_width,
+    print_stderr,
     printable,
     shortened,
     wrapped,
@@ -69,6 +70,16 @@ def test_a_table_is_broken_to_a_width_where_there_are_words() -> None:
         "                   after",
         "--workers  1.20 x   2:05  faster;",
     ]
+    # A figure keeps its unit, and its column is as wide as both.
+    units = [("steps", "what it is"), ("8", "takes 2 min 9 s of a training")]
+    assert aligned(units, left={1}, width=15) == [
+        "steps  what it",
+        "       is",
+        "    8  takes",
+        "       2 min 9 s",
+        "       of a",
+        "       training",
+    ]
 
 
 def test_words_without_end_are_cut() -> None:
@@ -125,4 +136,8 @@ def test_terminals_alone_are_written_for(monkeypatch: pytest.MonkeyPatch) -> Non
     lines = "a sentence that is longer than\n  the line"
     assert fitting(text, stream) == lines
     assert above_progress(text, stream) == f"\r\x1b[2K{lines}"  # over the ^C of Ctrl-C
+    # Likewise over the progress, which another process shows.
+    monkeypatch.setattr(sys, "stderr", stream)
+    print_stderr(text)
+    assert stream.getvalue() == f"\r\x1b[2K{lines}\n"
     assert (line_width(80), line_width(20)) == (30, 20)

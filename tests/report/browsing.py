@@ -85,3 +85,41 @@ HINTS = """
         .filter(([, over, told]) => told ? over < -60 : over > 60);
 """
 """Tables that go far to the side without a word of it, or have the word and fit easily."""
+
+LAYOUT = """
+    const boxes = [...document.querySelectorAll('.chart svg')].map(
+        svg => [...svg.querySelectorAll('text')].map(
+            t => [t.textContent, t.getBoundingClientRect()]));
+    const apart = (a, b) => a.right <= b.left + 1 || b.right <= a.left + 1
+        || a.bottom <= b.top + 3 || b.bottom <= a.top + 3;
+    const touching = boxes.flatMap(texts => texts.flatMap(([name, a], i) =>
+        texts.slice(i + 1).filter(([, b]) => !apart(a, b)).map(([other]) => name + ' / ' + other)));
+    const width = document.documentElement.clientWidth;
+    return {
+        touching,
+        outside: boxes.flat().filter(([, b]) => b.left < 0 || b.right > width).map(([n]) => n),
+        overflow: document.documentElement.scrollWidth > width,
+        small: boxes.flat().filter(([, b]) => b.height < 9).length,
+        unnamed: document.querySelectorAll('svg:not([aria-label]), th:not([scope])').length}
+"""
+
+
+def find_faults(browser: Chrome, width: int) -> list[str]:
+    """Say what is wrong with the page that is open: its layout, its contrast, what it complains of.
+
+    Args:
+        browser: A browser with a page that has just been opened.
+        width: Of the window, in pixels.
+    """
+    layout = browser.execute_script(LAYOUT)
+    _, contrast = browser.execute_script(CONTRAST)
+    found = {
+        "texts that touch": layout["touching"],
+        "cut off": layout["outside"],
+        "wider than the window": layout["overflow"],
+        "pictures or headings without a name": layout["unnamed"],
+        "contrast below 4.5": contrast < 4.5 and contrast,
+        "tables without a hint that they go on": width < 500 and browser.execute_script(HINTS),
+        "complaints": [entry["message"] for entry in browser.get_log("browser")],
+    }
+    return [f"{what}: {where}" for what, where in found.items() if where]

@@ -1,7 +1,7 @@
 """Screenshots of the pages in Chromium, to be looked at: `python -m tests.report.screenshots DIR`.
 
-Each kind of run, and a study, at 1200 and 390 pixels, light and dark; and what is wrong with the
-layout, if anything.
+Each kind of run, a study, a list of runs and a comparison, at 1200 and 390 pixels, light and dark;
+what is wrong with the layout, if anything, is printed.
 """
 
 import base64
@@ -12,15 +12,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from selenium.webdriver import Chrome
 
 from paceline.report.page import write_run_report
+from paceline.report.runs.comparison import choose_runs, compare
+from paceline.report.runs.listing import list_runs
+from paceline.report.runs.pages import write_comparison, write_index
 from paceline.report.scaling.page import write_scaling_report
 from paceline.results.confusion import Confusion
 from paceline.results.run_directory import RunDirectory
-from tests.report.browsing import open_file, start_browser
+from tests.report.browsing import find_faults, open_file, start_browser
 from tests.report.conftest import write_run
 
 GOLDEN = Path(__file__).parent.parent / "results" / "golden"
@@ -132,6 +136,12 @@ def write_pages(scratch: Path) -> Iterator[Mapping[str, Path]]:
             if name == "running":
                 locks.enter_context(run.lock())
             pages[name] = write_run_report(run)
+        several = scratch / "several"
+        for name in ("finished", "regression"):
+            RUNS[name](several / name)
+        pages["index"] = write_index(list_runs(several), datetime.now(UTC))
+        compared = compare(choose_runs([str(several)]))
+        pages["compare"] = write_comparison(compared, several / "compare.html")
         shutil.copytree(GOLDEN / "study", scratch / "study")
         pages["study"] = write_scaling_report(scratch / "study")
         yield pages
@@ -144,8 +154,13 @@ def capture(browser: Chrome, file: Path) -> None:
     file.write_bytes(base64.b64decode(shot["data"]))
 
 
-def main() -> None:
-    """Write a PNG for each page, width and scheme into the directory that is named."""
+def main() -> int:
+    """Write a PNG for each page, width and scheme into the directory that is named.
+
+    Returns:
+        The exit code: 1 where a page has a fault.
+    """
+    faults = 0
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
     wanted = sys.argv[2:]
@@ -156,8 +171,13 @@ def main() -> None:
                 for width in WIDTHS:
                     for scheme in SCHEMES:
                         open_file(browser, pages[name], width=width, scheme=scheme)
+                        for fault in find_faults(browser, width):
+                            faults += 1
+                            print(f"{name}, {width} pixels, {scheme}: {fault}", flush=True)
                         capture(browser, target / f"{name}-{width}-{scheme}.png")
+
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

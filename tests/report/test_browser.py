@@ -15,9 +15,8 @@ from paceline.report.page import render_page, write_run_report
 from paceline.report.page_server import FollowedPage, version_of
 from paceline.report.verification import write_verification
 from paceline.results.run_directory import RunDirectory
-from tests.report.browsing import CONTRAST, HINTS, open_file, requested
+from tests.report.browsing import CONTRAST, HINTS, LAYOUT, find_faults, open_file, requested
 from tests.report.conftest import metrics_row, write_metrics
-from tests.report.scaling.test_browser import LAYOUT
 from tests.report.screenshots import LONG, RUNS, write_pages
 from tests.report.test_page_server import serving
 from tests.report.test_verification import FINDING, FOUND, RESUMED
@@ -175,20 +174,30 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pat
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
-@pytest.mark.parametrize("name", [*RUNS, "study"])
+@pytest.mark.parametrize("name", [*RUNS, "index", "compare", "study"])
 def test_every_kind_of_page_fits_and_can_be_read(
     browser: Chrome, pages: Mapping[str, Path], name: str, width: int, scheme: str
 ) -> None:
     open_file(browser, pages[name], width=width, scheme=scheme)
-    script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-    needed, there = browser.execute_script(script)
-    assert needed <= there <= width
-    _, contrast = browser.execute_script(CONTRAST)
-    assert contrast >= 4.5
-    assert browser.get_log("browser") == []
+    assert find_faults(browser, width) == []
 
 
-@pytest.mark.parametrize("name", [*RUNS, "study"])
+def test_what_is_wrong_with_a_page_is_found(browser: Chrome, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("""<meta name="viewport" content="width=device-width">
+        <body style="background: white"><p style="color: #ccc">pale</p>
+        <div style="width: 900px">wide</div><svg></svg><script>nobody()</script>""")
+    open_file(browser, page, width=390)
+    found = [fault.partition(":")[0] for fault in find_faults(browser, 390)]
+    assert found == [
+        "wider than the window",
+        "pictures or headings without a name",
+        "contrast below 4.5",
+        "complaints",
+    ]
+
+
+@pytest.mark.parametrize("name", [*RUNS, "index", "compare", "study"])
 def test_wide_tables_say_so_on_a_phone(
     browser: Chrome, pages: Mapping[str, Path], name: str
 ) -> None:

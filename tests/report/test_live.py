@@ -58,6 +58,17 @@ def test_a_running_training_is_followed_row_by_row(running: RunDirectory) -> Non
         assert follower.losses == pytest.approx([1.9, 1.8, 1.7, 1.6, 1.5, 1.25])
 
 
+def test_the_speed_is_that_of_the_last_seconds(running: RunDirectory) -> None:
+    """A row of a short epoch is a single step, the first of which has everything to warm up."""
+    follower = RunFollower(running)
+    follower.read()
+    for step, speed in ((52, 1000.0), (53, 250.0), (54, 1000.0), (57, 0.0), (58, 1000.0)):
+        row = StepRow(epoch=3, step=step, time_s=20 + step / 10, samples=0, images_per_s=speed)
+        append_rows(running.steps_csv, [cells_of(row)], table=STEPS)
+    # Since step 50, five seconds ago: seven steps at 1000 and one at 250.
+    assert follower.read().images_per_s == pytest.approx(8 / (7 / 1000 + 1 / 250))
+
+
 def test_after_a_resume_the_rows_that_are_gone_are_forgotten(running: RunDirectory) -> None:
     follower = RunFollower(running)
     follower.read()

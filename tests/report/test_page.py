@@ -13,6 +13,7 @@ import pytest
 from paceline.report.page import write_run_report
 from paceline.results.confusion import Confusion
 from paceline.results.run_directory import RunDirectory
+from tests.report.conftest import metrics_row, write_metrics
 
 MakeRun = Callable[..., RunDirectory]
 
@@ -104,13 +105,26 @@ def test_thousands_of_epochs_are_thinned(make_run: MakeRun) -> None:
 
 @pytest.mark.slow
 def test_the_users_settings_come_first_and_the_others_are_folded(make_run: MakeRun) -> None:
-    page = page_of(make_run())
+    run = make_run()
+    page = page_of(run)
     assert "1a2b3c4d5e6f, with changes" in page
     given = re.findall(r'<tr class="given"><th scope="row">(\w+)', page)
     assert given == ["epochs", "lr", "workers"]
     own, _, folded = page.partition('<details class="rest">')
     assert "momentum" not in own
     assert "momentum" in folded
+    assert "others by default or by the recipe" in page
+    run.run_json.write_text(json.dumps({**run.read_run(), "kind": "script"}))
+    assert "others by default or by the script" in page_of(run)
+
+
+def test_the_caption_speaks_of_times_where_there_are_some(make_run: MakeRun) -> None:
+    caption = "Along the top: training time."
+    run = make_run()
+    assert caption in page_of(run)
+    short = [metrics_row(epoch, 20) | {"time_s": epoch / 100} for epoch in range(1, 5)]
+    write_metrics(run.metrics_csv, short)
+    assert caption not in page_of(run)
 
 
 def test_time_and_classes_are_shown(make_run: MakeRun) -> None:

@@ -80,6 +80,12 @@ def test_a_killed_launcher_says_nothing_but_its_lock_is_free(make_run: MakeRun) 
         "interrupted without a word (its launcher was killed), 5 of 20 epochs done"
     )
     assert ending.resume == f"paceline resume {run.path}"
+    # Within its sixth epoch.
+    rows = "epoch,step\n6,116\n6,1121\n"
+    run.steps_csv.write_text(rows)
+    assert describe_ending(read_run(run)).sentence.endswith(
+        "5 of 20 epochs done, step 1,121 reached"
+    )
 
 
 def test_failure_names_rank_host_step_and_error(make_run: MakeRun) -> None:

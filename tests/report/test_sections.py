@@ -120,6 +120,8 @@ def test_what_followed_from_the_settings_is_listed_apart(make_run: MakeRun) -> N
     assert found["batch per worker"] == "32, 32"
     assert found["lr"] == "0.2 (as given, not scaled)"
     assert not {"backend", "threads", "device", "lr rule"} & set(found)
+    # Without --shards the number of parts is that of workers, and looks as if the mode were on.
+    assert "shards" not in found
 
 
 def test_cells_are_coloured_by_their_share_of_the_row() -> None:

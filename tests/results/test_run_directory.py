@@ -43,6 +43,12 @@ def test_a_summary_that_cant_be_removed_is_named(
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert RunDirectory.named("runs/x").path == tmp_path / "runs" / "x"
+    assert RunDirectory.named("runs/../a/./x").path == tmp_path / "a" / "x"
+    # What `..` goes back from may be a link.
+    (tmp_path / "far" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "inner")
+    assert RunDirectory.named("link/../x").path == tmp_path / "far" / "x"
+    assert RunDirectory.named("link/x").path == tmp_path / "link" / "x"
 
 
 def test_a_training_is_never_overwritten(tmp_path: Path) -> None:

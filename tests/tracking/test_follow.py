@@ -222,6 +222,8 @@ def test_an_unknown_tracker_and_a_missing_package_are_named(
 ) -> None:
     with pytest.raises(UsageError, match=r"unknown tracker 'wandbb'\. Did you mean 'wandb'"):
         require_trackers(["wandbb"])
+    with pytest.raises(UsageError, match=r"TensorBoard has its own option: --tensorboard"):
+        require_trackers(["tensorboard"])
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"--tracker mlflow .* pip install 'paceline\[mlflow\]'"):
         require_trackers(["mlflow"])

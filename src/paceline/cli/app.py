@@ -20,36 +20,41 @@ from paceline.options.text import above_progress, fitting, printable, shortened
 class Command:
     """One subcommand: `main(tokens) -> int` of the module in `cli/commands/` that has its name."""
 
+    heading: str
+    """Under which `paceline --help` lists it."""
     help: str
     prints_its_result: bool = False
     """Whether what it prints is all that it is for."""
 
 
+_TRAIN, _RUNS = "Train", "Runs"
+_PROVE, _PREPARE = "Prove and measure", "Data and machines"
 COMMANDS: Mapping[str, Command] = {
-    "train": Command("Train a recipe on N workers."),
-    "run": Command("Run a training script of your own on N workers."),
-    "verify": Command("Prove a training the same on several numbers of workers."),
-    "scale": Command("Measure how a training scales, and why so."),
-    "tune": Command("Find settings that make a training faster here."),
-    "predict": Command("Predict how a training would scale on hosts not yet there."),
-    "resume": Command("Resume a training that was stopped."),
-    "runs": Command("List runs: state, best result, speed, when.", True),
-    "compare": Command("Show runs side by side, and what differs.", True),
-    "label": Command("Change a run's name, tags and note."),
-    "watch": Command("Follow a training in the terminal.", True),
-    "copy": Command("Copy a run to a place elsewhere, or from there."),
-    "track": Command("Send a run to W&B, MLflow or another tracker."),
-    "workers": Command("Show a running training's workers, live.", True),
-    "evaluate": Command("Evaluate a trained model on its validation set.", True),
-    "export": Command("Write a trained model's weights to a file."),
-    "preview": Command("Draw what a recipe trains on, as pictures."),
-    "report": Command("Write a run's or a study's report.html again."),
-    "pack": Command("Pack an image folder, to be read at memory speed."),
-    "doctor": Command("Find what would stop or slow a training.", True),
-    "aws": Command("Make nodes on AWS to train on, and delete them again."),
-    "init": Command("Write a small project to begin with.", True),
-    "recipes": Command("List the built-in recipes.", True),
+    "train": Command(_TRAIN, "Train a recipe on N workers."),
+    "run": Command(_TRAIN, "Run a training script of your own on N workers."),
+    "resume": Command(_TRAIN, "Resume a training that was stopped."),
+    "watch": Command(_TRAIN, "Follow a training in the terminal.", True),
+    "evaluate": Command(_TRAIN, "Evaluate a trained model on its validation set.", True),
+    "export": Command(_TRAIN, "Write a trained model's weights to a file."),
+    "recipes": Command(_TRAIN, "List the built-in recipes.", True),
+    "init": Command(_TRAIN, "Write a small project to begin with.", True),
+    "runs": Command(_RUNS, "List runs: state, best result, speed, when.", True),
+    "compare": Command(_RUNS, "Show runs side by side, and what differs.", True),
+    "label": Command(_RUNS, "Change a run's name, tags and note."),
+    "report": Command(_RUNS, "Write a run's or a study's report.html again."),
+    "track": Command(_RUNS, "Send a run to W&B, MLflow or another tracker."),
+    "copy": Command(_RUNS, "Copy a run to a place elsewhere, or from there."),
+    "workers": Command(_RUNS, "Show a running training's workers, live.", True),
+    "verify": Command(_PROVE, "Prove a training the same on several numbers of workers."),
+    "scale": Command(_PROVE, "Measure how a training scales, and why so."),
+    "tune": Command(_PROVE, "Find settings that make a training faster here."),
+    "predict": Command(_PROVE, "Predict how a training would scale on hosts not yet there."),
+    "doctor": Command(_PROVE, "Find what would stop or slow a training.", True),
+    "preview": Command(_PREPARE, "Draw what a recipe trains on, as pictures."),
+    "pack": Command(_PREPARE, "Pack an image folder, to be read at memory speed."),
+    "aws": Command(_PREPARE, "Make nodes on AWS to train on, and delete them again."),
 }
+"""Those of every day first, by headings."""
 
 _MODULES = "paceline.cli.commands"
 _COMPLETION = "--completion"
@@ -166,9 +171,19 @@ def _completion(tokens: Sequence[str]) -> str:
 
 
 def _print_help() -> None:
-    from cyclopts import App
+    from cyclopts import App, Group
 
-    app = App(name="paceline", help=_ABOUT, help_flags=["--help"], version=__version__)
-    for name, command in COMMANDS.items():
-        app.command(f"{_MODULES}.{name}:main", name=name, help=command.help)
+    headings = dict.fromkeys(command.heading for command in COMMANDS.values())
+    groups = {heading: Group.create_ordered(heading) for heading in headings}
+    last = Group.create_ordered("Options")
+    app = App(
+        name="paceline",
+        help=_ABOUT,
+        help_flags=["--help"],
+        version=__version__,
+        group_commands=last,
+    )
+    for place, (name, command) in enumerate(COMMANDS.items()):
+        group, module = groups[command.heading], f"{_MODULES}.{name}:main"
+        app.command(module, name=name, help=command.help, group=group, sort_key=place)
     app.help_print([])

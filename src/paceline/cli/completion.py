@@ -37,6 +37,7 @@ _paceline_or_run() {{
 }}
 complete -o default -F _paceline_or_run paceline
 """
+_ZSH_OPEN = re.compile(r"(\]:[\w-]+)'(?= \\$)", re.MULTILINE)
 _ZSH_RUNS = """
 # Names of runs where a run is wanted, and files.
 _paceline_run_or_file() {
@@ -91,7 +92,11 @@ def completion_script(shell: str, commands: Mapping[str, tuple[str, str]]) -> st
 
 
 def _with_runs_in_zsh(script: str) -> str:
-    """Complete runs, any number of them, where commands that take some have their first word."""
+    """Complete runs, any number of them, where commands that take some have their first word.
+
+    Where nothing else is known, such as after --config, files are completed.
+    """
+    script = _ZSH_OPEN.sub(r"\1:_files'", script)
     for name in _OF_RUNS:
         first = re.compile(rf"(\n        {name}\)\n.*?)'1:TARGET:_files'", re.DOTALL)
         script = first.sub(r"\1'*:TARGET:_paceline_run_or_file'", script, count=1)

@@ -43,6 +43,7 @@ def show_plan(launch: Launch) -> int:
     lines = [("job", why)]
     if job is not None:
         lines = [
+            ("recipe", launch.request.recipe),
             ("data", _steps(job, launch.config, workers)),
             ("memory", _memory(job.model, launch.config)),
         ]

@@ -89,8 +89,8 @@ class OptimOptions:
     linear scaling over K workers, 1/K starts at the learning rate of one worker."""
 
     schedule: ScheduleName = "constant"
-    """The learning rate after the warm-up: constant; step, multiplied by `step_factor` every
-    `step_epochs`; cosine, half a cosine down to the end; one-cycle, from lr/25 up to lr over the
+    """The learning rate after the warm-up: constant; step, multiplied by --step-factor every
+    --step-epochs; cosine, half a cosine down to the end; one-cycle, from lr/25 up to lr over the
     first 30 % of all steps and down to lr/250000 (it brings its own warm-up and leaves the
     momentum alone)."""
 

@@ -108,6 +108,10 @@ class GivenOptions:
     sources: Mapping[str, str]
     """`command line`, `environment`, or a file's line, by name."""
 
+    def typed(self) -> set[str]:
+        """Name those that the command line has, by whichever of their names."""
+        return {name for name, where in self.sources.items() if where == ON_COMMAND_LINE}
+
     def of_file(self) -> set[str]:
         """Name those that a file says: what is typed, or in the environment, counts before them."""
         return {name for name, where in self.sources.items() if where not in _SOURCES.values()}
@@ -314,11 +318,14 @@ def _is_silent(option: OptionField, *, brief: bool) -> bool:
 
 def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], command: str) -> str:
     given = str(error.token.keyword or error.token.value) if error.token else "?"
-    meant = [option for option in options if given in map(flag, option.aliases)]
+    flags = [flag(name) for names in accepted_names(options).values() for name in names]
+    aliases = [flag(alias) for option in options for alias in option.aliases]
+    # An alias that several options have is no flag; nor is one that is misspelt.
+    alias = next(iter(closest_names(given, [*flags, *aliases])), given)
+    meant = [o for o in options if alias not in flags and alias in map(flag, o.aliases)]
     if meant:
         ways = [f"{flag(o.name)} ({o.summary.partition('. ')[0].rstrip('.')})" for o in meant]
         return f"{given} may be {in_words(ways, 'or')}: give one of these. See {command} --help"
-    flags = [flag(name) for names in accepted_names(options).values() for name in names]
     text = unknown_name(given, flags, "option", all_in=f"{command} --help-all lists all")
     return text if text.endswith("lists all") else f"{text}. See {command} --help"
 

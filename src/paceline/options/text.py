@@ -15,7 +15,9 @@ _UNPRINTABLE = re.compile(
     "\ud800-\udfff]"  # bytes of a name that isn't UTF-8; no stream could encode them
 )
 _LONG_WORD = re.compile(r"\S{400,}")
-_FIGURE = re.compile(r"\d+ h \d+ min\b|\d+ min \d+ s\b|\d (?:h|min|s|ms|[kMGT]?B)\b| %")
+_FIGURE = re.compile(
+    r"\bETA (?=\d)|\d+ h \d+ min\b|\d+ min \d+ s\b|\d (?:h|min|s|ms|[kMGT]?B)\b| %"
+)
 _KEPT = 100
 _MAX_ERROR_CHARACTERS = 200
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
@@ -35,9 +37,12 @@ def printable(text: str) -> str:
 
 
 def print_stderr(text: str) -> None:
-    """Print to stderr, at once; a stderr that is gone costs nothing but the text."""
+    """Print to stderr, at once, above the progress that another process may be showing there.
+
+    A stderr that is gone costs nothing but the text.
+    """
     with suppress(OSError):
-        print(fitting(printable(text), sys.stderr), file=sys.stderr, flush=True)
+        print(above_progress(printable(text)), file=sys.stderr, flush=True)
 
 
 def shortened(text: str) -> str:
@@ -201,8 +206,8 @@ def _narrowed(
 
 
 def _parts(cell: str, column: int, row: int, left: Container[int]) -> Sequence[str]:
-    """List what stays together of a cell."""
-    return cell.split() or [""] if column in left or row == 0 else [cell]
+    """List what stays together of a cell: what `wrapped` doesn't break either."""
+    return wrapped(cell, 1) or [""] if column in left or row == 0 else [cell]
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -163,7 +163,7 @@ def _label_times(axes: "Axes", chart: Chart) -> None:
     low, high = axes.get_xlim()
     across = (WIDTH - _MARGINS[0] - _MARGINS[1]) / (high - low)
     occupied = _CHARACTER * len(_up(chart)) - _MARGINS[0]  # what goes up is named there
-    for time_s, place in _time_places(chart):
+    for time_s, place in time_places(chart):
         text = clock(time_s)
         middle, half = (place - low) * across, _CHARACTER * len(text) / 2
         if low <= place <= high and middle - half >= occupied:
@@ -187,7 +187,7 @@ def _label_times(axes: "Axes", chart: Chart) -> None:
             )
 
 
-def _time_places(chart: Chart) -> list[tuple[int, float]]:
+def time_places(chart: Chart) -> list[tuple[int, float]]:
     """Round times with the places at which they had passed; none where times don't grow."""
     known = [(t, e) for t, e in zip(chart.times_s, chart.places, strict=True) if not math.isnan(t)]
     if not known or any(b[0] <= a[0] for a, b in pairwise(known)):

@@ -26,6 +26,10 @@ _DIED = (
 )
 
 
+_RECENT_S = 5.0
+"""The speed is that of so much time: a row of a short epoch may be a single step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
     """The status of a run; a field is None where that isn't known (yet).
@@ -90,6 +94,7 @@ class RunFollower:
         self._run = run
         self._steps = GrowingTable(run.steps_csv, TABLE_MAX_BYTES)
         self._last: Mapping[str, float] = {}
+        self._recent: list[tuple[float, float, float]] = []
         self.losses: list[float] = []
         """Training losses in the order of steps; of epochs where there are no rows within them."""
 
@@ -115,9 +120,15 @@ class RunFollower:
         """
         content, is_anew = self._steps.read()
         if is_anew:  # by a resume
-            self._last, self.losses = {}, []
+            self._last, self._recent, self.losses = {}, [], []
         rows = parse_metrics(content, STEPS)
         self._last = _last_row(rows) or self._last
+        # The speed of the last seconds stands in for that of the newest row.
+        columns = map(rows.column, ("time_s", "step", "images_per_s"))
+        read = [*self._recent, *zip(*columns, strict=True)]
+        self._recent = [row for row in read if row[0] >= read[-1][0] - _RECENT_S and row[2] > 0]
+        if self._recent:
+            self._last = {**self._last, "images_per_s": _mean_speed(self._recent)}
         self.losses += [loss for loss in rows.column("train_loss") if not math.isnan(loss)]
 
     def _age_s(self) -> float | None:
@@ -234,6 +245,20 @@ def _eta_s(
         with suppress(UsageError):
             left.append(max(0.0, parse_duration_s(budget) - time_s))
     return min(left, default=None)
+
+
+def _mean_speed(rows: Sequence[tuple[float, float, float]]) -> float:
+    """Give the mean speed of several rows: all their steps by all their time.
+
+    Args:
+        rows: Of each its time, its step and its speed, which counts since the row before.
+    """
+    # Of the first row nobody knows how many steps it stands for: it counts where it is alone.
+    counted = [(end[1] - start[1], end[2]) for start, end in pairwise(rows)]
+    counted = [(steps, speed) for steps, speed in counted if steps > 0]
+    if not counted:
+        return rows[-1][2]
+    return sum(steps for steps, _ in counted) / sum(steps / speed for steps, speed in counted)
 
 
 def _last_row(table: Metrics) -> dict[str, float]:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from paceline.options.shell import command_line
 from paceline.report import sections
 from paceline.report.charts import Chart, choose_charts, find_marks
-from paceline.report.curves import draw_chart
+from paceline.report.curves import draw_chart, time_places
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import describe_ending, describe_failure
 from paceline.report.scaling.bars import draw_bars
@@ -31,12 +31,14 @@ def render_page(report: RunReport, follow: str = "") -> str:
     ending = describe_ending(report)
     profile = read_profile(run.profile_json, problems)
     pictures = time_pictures(profile) if profile else ()
+    charts = choose_charts(report)
     confusion = Confusion.read(run.path / "evaluation" / "confusion.json", problems)
     return fill_template(
         "run.html",
         generator=REPORT,
         name=sections.run_name(report),
         recipe=text(report.run, "recipe") or text(report.summary, "recipe"),
+        kind="script" if text(report.run, "kind") == "script" else "recipe",
         notes=report.notes,
         script=read_script("chart.js"),
         about=sections.facts_table(report, running=ending.state == "running"),
@@ -47,7 +49,8 @@ def render_page(report: RunReport, follow: str = "") -> str:
         directory=str(report.path),
         ending=ending,
         figures=sections.key_figures(report),
-        charts=[(chart, _picture(chart)) for chart in choose_charts(report)],
+        charts=[(chart, _picture(chart)) for chart in charts],
+        timed=any(time_places(chart) for chart in charts),
         marks=find_marks(report),
         times=[(picture, Markup(draw_bars(picture))) for picture in pictures],
         time_numbers=time_table(pictures),

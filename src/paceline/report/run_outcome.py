@@ -138,5 +138,7 @@ def _where(report: "RunReport") -> str:
 
 def _done(report: "RunReport") -> str:
     planned = whole(section(report.run, "settings"), "epochs")
-    done = len(report.metrics)
-    return f"{done:,} of {planned:,} epochs done" if planned else f"{plural(done, 'epoch')} done"
+    done, reached = len(report.metrics), report.steps.last("step")
+    of_all = f"{done:,} of {planned:,} epochs done" if planned else f"{plural(done, 'epoch')} done"
+    is_within = reached is not None and reached > (report.metrics.last("step") or 0)
+    return f"{of_all}, step {reached:,.0f} reached" if is_within else of_all

@@ -179,6 +179,8 @@ def resolved_table(report: RunReport) -> tuple[Setting, ...]:
     if rule := derived.pop("lr_rule", None):
         derived["lr"] = str(rule).removeprefix("lr ")
     elsewhere = {*_HERE, "device"}
+    if number(section(report.run, "settings"), "shards") is None:
+        elsewhere.add("shards")  # without --shards as many as workers
     return _known(
         [(n.replace("_", " "), _derived(v)) for n, v in derived.items() if n not in elsewhere]
     )

@@ -103,8 +103,10 @@ class RunDirectory:
 
     @staticmethod
     def named(path: str | Path) -> "RunDirectory":
-        """Name a run directory by its absolute path; `~` is the home directory."""
-        return RunDirectory(Path(path).expanduser().absolute())
+        """Name a run directory by its absolute path, without `..`; `~` is the home directory."""
+        whole = Path(path).expanduser().absolute()
+        # What comes before `..` may be a link: where that leads, only the file system knows.
+        return RunDirectory(Path(os.path.realpath(whole)) if ".." in whole.parts else whole)
 
     @staticmethod
     def usual(name: str, moment: datetime) -> "RunDirectory":

@@ -189,7 +189,7 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
         run.discard()
         _print_stopped("Stopped before the training began; nothing is left of it.")
         return
-    what = f"Resume from step {step}" if step else "Start again"
+    what = f"Resume from step {step:,}" if step else "Start again"
     if again:  # its snapshots are on the hosts
         what = "Resume"
     command = printable(command_line("resume", run.path, *again))

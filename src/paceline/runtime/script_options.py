@@ -1,6 +1,6 @@
 """What a script and the command line say about a training, put together."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.distributed.environment import detect_launchers, read_environment
@@ -49,17 +49,26 @@ def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
     Raises:
         UsageError: One of them was given.
     """
-    options = training_options()
     own = {flag(name) for option in script_options().values() for name in option.own_names}
     for token in tokens:
         given = token.partition("=")[0]
-        meant = [n for n, o in options.items() if given in map(flag, (*o.own_names, *o.aliases))]
-        if not meant or given in own:
-            continue
-        why = _WHY_NOT
-        if meant[0] not in OF_RECIPES:
-            why = f"Paceline's own is {in_words(list(map(flag, meant)), 'or')}"
-        raise UsageError(f"unknown option {given!r}: {why}. {hint}")
+        meant = [] if given in own else _meant_by(given)
+        if meant:
+            raise UsageError(f"unknown option {given!r}: {_why(meant, flag)}. {hint}")
+
+
+def _meant_by(given: str) -> list[str]:
+    """Name the options of a training that have this name or flag, also as another name."""
+    name = flag(given.lstrip("-"))
+    options = training_options().items()
+    return [n for n, o in options if name in map(flag, (*o.own_names, *o.aliases))]
+
+
+def _why(meant: Sequence[str], write: Callable[[str], str]) -> str:
+    """Say why a name isn't one for a script, and what is."""
+    if meant[0] in OF_RECIPES:
+        return _WHY_NOT
+    return f"Paceline's own is {in_words(list(map(write, meant)), 'or')}"
 
 
 def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False) -> None:
@@ -98,6 +107,9 @@ def settled(
     """
     known = script_options()
     for name in script:
+        if name not in known and (meant := _meant_by(name)):
+            why = _why(meant, str)
+            raise UsageError(f"paceline.session(): unknown option {name!r}: {why}")
         if name not in known:
             every = "`paceline run --help-all` lists all"
             unknown = unknown_name(name, known, "option", all_in=every)

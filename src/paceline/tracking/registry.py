@@ -65,7 +65,10 @@ def require_trackers(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in trackers():
-            raise UsageError(unknown_name(name, trackers(), "tracker"))
+            other = (
+                ". TensorBoard has its own option: --tensorboard" if name == "tensorboard" else ""
+            )
+            raise UsageError(unknown_name(name, trackers(), "tracker") + other)
         entry = trackers()[name]
         if entry.package and find_spec(entry.package) is None:
             raise UsageError(f"--tracker {name} needs the extra: pip install '{entry.install}'")

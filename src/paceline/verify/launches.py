@@ -268,9 +268,10 @@ class VerifyLauncher:
         given = (*self.request.training.script_args, *(part.more_args if part else ()))
         arguments = tuple(with_workers(word, workers) for word in given)
         request = replace(self.request.training, run_dir=str(run.path), script_args=arguments)
-        if request.kind == "recipe":
-            more = {"progress": "off"} | ({"device": "cpu"} if self.on_cpu else {})
-            request = replace(request, settings={**request.settings, **more})
+        more = {"progress": "off"}
+        if request.kind == "recipe" and self.on_cpu:
+            more["device"] = "cpu"
+        request = replace(request, settings={**request.settings, **more})
         return Trial(
             request=request.to_json(),
             records=str(records),

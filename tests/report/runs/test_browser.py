@@ -3,16 +3,15 @@
 from pathlib import Path
 
 import pytest
-from selenium.webdriver import Chrome
+from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 
 from paceline.report.runs.comparison import choose_runs, compare
 from paceline.report.runs.listing import list_runs
 from paceline.report.runs.pages import write_comparison, write_index
-from tests.report.browsing import CONTRAST, HINTS, open_file, requested
+from tests.report.browsing import find_faults, open_file, requested
 from tests.report.runs.conftest import MakeRun
 from tests.report.runs.test_pages import NOW
-from tests.report.scaling.test_browser import LAYOUT
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
@@ -41,14 +40,18 @@ def test_nothing_overlaps_and_all_can_be_read(
 ) -> None:
     for page in pages.values():
         open_file(browser, page, width=width, scheme=scheme)
-        found = browser.execute_script(LAYOUT)
-        assert (found["touching"], found["outside"], found["overflow"]) == ([], [], False)
-        assert found["unnamed"] == 0
-        assert width > 390 or browser.execute_script(HINTS) == []
-        paper, contrast = browser.execute_script(CONTRAST)
-        assert contrast >= 4.5, paper
+        assert find_faults(browser, width) == []
         assert requested(browser) == [page.as_uri()]
-        assert browser.get_log("browser") == []
+
+
+def test_the_pointer_shows_the_values_of_each_run(browser: Chrome, pages: dict[str, Path]) -> None:
+    open_file(browser, pages["compare"], width=1200)
+    chart = browser.find_element(By.CSS_SELECTOR, "svg[data-chart]")
+    ActionChains(browser).move_to_element(chart).perform()
+    place, *values = browser.find_element(By.CSS_SELECTOR, ".readout").text.split("\n")
+    assert place.startswith("steps ")
+    assert [value[0] for value in values] == ["A", "B", "C"]
+    assert browser.find_element(By.CSS_SELECTOR, ".hint").is_displayed()
 
 
 def test_a_heading_sorts_and_what_is_unknown_stays_last(

@@ -1,7 +1,6 @@
 """The list of runs: which there are, how each stands, and how the list is sorted and filtered."""
 
 import json
-import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from paceline.report.runs.listing import (
     newest_running,
     newest_unfinished,
     read_entry,
+    setting_of,
     shared_unit,
     sort_runs,
 )
@@ -126,13 +126,30 @@ def test_a_list_fits_80_columns(make_run: MakeRun, folder: Path) -> None:
     make_run("x", run={"recipe": "cifar100-wideresnet"})
     lines = table_lines(list_runs(folder), NOW, 80)
     assert max(map(len, lines)) <= 80
-    assert len({line.split()[0] for line in lines}) == len(lines)  # still told apart
+    # No name is cut: a long one has a line of its own, above its figures.
+    place = lines.index("a-sweep/of-many/learning-rates/cifar100-wideresnet-20260302-101500")
+    assert lines[place + 1].split()[:3] == ["finished", "94.65", "%"]
+    assert lines[place + 2].startswith("digits-20260302-101500  finished")
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(120, []), (80, ["recipe"]), (72, ["recipe", "workers"])]
+)
+def test_the_recipe_gives_way_before_a_name_is_parted_from_its_row(
+    width: int, left_out: list[str], make_run: MakeRun, folder: Path
+) -> None:
+    make_run("digits-20260302-101502")
+    make_run("y", run={"recipe": "cifar100-wideresnet"})
+    header, *rows = table_lines(list_runs(folder), NOW, width)
+    assert [name for name in ("recipe", "workers") if name not in header] == left_out
+    assert len(rows) == 2
+    assert max(map(len, [header, *rows])) <= width
 
 
 def test_a_name_given_to_a_run_is_shown_whole(make_run: MakeRun, folder: Path) -> None:
     make_run("digits-20260302-101502", run={"settings": {"name": "base"}})
     line = table_lines(list_runs(folder), NOW, 80)[1]
-    assert re.match(r"base \(di…[-0-9]+-101502\)  finished", line)
+    assert line.startswith("base (digits-20260302-101502)  finished")
 
 
 def test_tags_are_shown_where_there_is_room(make_run: MakeRun, folder: Path) -> None:
@@ -175,6 +192,7 @@ def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None
         ("finished", "NAME=VALUE"),
         ("state=ended", "running, finished, stopped, failed, died, damaged"),
         ("larning_rate=1", "name, recipe, state, tag, workers, and every setting"),
+        ("target_epoch=2", r"name 'target-epoch'\. Did you mean 'target-epochs'\?"),
     ],
 )
 def test_a_wrong_filter_is_refused(
@@ -183,6 +201,23 @@ def test_a_wrong_filter_is_refused(
     make_run("a")
     with pytest.raises(UsageError, match=told):
         filter_runs(list_runs(folder).entries, [condition])
+
+
+def test_sorted_by_a_setting_the_smallest_first(make_run: MakeRun, folder: Path) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.02), ("c", 0.3)):
+        make_run(name, run={"settings": {"lr": lr, "optimizer": f"of {name}"}})
+    listed = list_runs(folder).entries
+    assert [entry.label for entry in sort_runs(listed, "lr")] == ["b", "a", "c"]
+    assert [entry.label for entry in sort_runs(listed, "optimizer")] == ["a", "b", "c"]
+    assert [entry.label for entry in sort_runs(listed, "target-epochs")] == ["a", "b", "c"]
+    # What the list is sorted by is shown in it; a column is there already.
+    assert (setting_of("lr"), setting_of("target-epochs")) == ("lr", "patience")
+    assert setting_of("images/s") == setting_of("started") == ""
+    lines = table_lines(list_runs(folder), NOW, 80, "lr")
+    assert lines[0].split()[2:5] == ["state", "lr", "best"]
+    assert [line.split()[3] for line in lines[1:]] == ["0.1", "0.02", "0.3"]
+    with pytest.raises(UsageError, match=r"column 'larning'.*, and every setting"):
+        sort_runs(listed, "larning")
 
 
 def test_sorted_by_any_column_with_what_is_unknown_last(make_run: MakeRun, folder: Path) -> None:
@@ -194,6 +229,10 @@ def test_sorted_by_any_column_with_what_is_unknown_last(make_run: MakeRun, folde
 
     def order(column: str) -> list[str]:
         return [entry.label for entry in sort_runs(listed, column)]
+
+    # As the heading is written, too.
+    assert order("images/s") == order("samples/s") == order("images-per-s")
+    assert order("run") == order("name")
 
     assert order("name") == ["a", "b", "c", "lost"]
     assert order("started") == ["b", "a", "c", "lost"]

@@ -7,7 +7,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from paceline.report.scaling.page import write_scaling_report
-from tests.report.browsing import CONTRAST, open_file, requested
+from tests.report.browsing import CONTRAST, LAYOUT, open_file, requested
 from tests.report.scaling.studies import Record, study_record, write_study
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -34,23 +34,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 NAMES = ("one", "three", "eight", "close", "methods")
-
-LAYOUT = """
-    const boxes = [...document.querySelectorAll('.chart svg')].map(
-        svg => [...svg.querySelectorAll('text')].map(
-            t => [t.textContent, t.getBoundingClientRect()]));
-    const apart = (a, b) => a.right <= b.left + 1 || b.right <= a.left + 1
-        || a.bottom <= b.top + 3 || b.bottom <= a.top + 3;
-    const touching = boxes.flatMap(texts => texts.flatMap(([name, a], i) =>
-        texts.slice(i + 1).filter(([, b]) => !apart(a, b)).map(([other]) => name + ' / ' + other)));
-    const width = document.documentElement.clientWidth;
-    return {
-        touching,
-        outside: boxes.flat().filter(([, b]) => b.left < 0 || b.right > width).map(([n]) => n),
-        overflow: document.documentElement.scrollWidth > width,
-        small: boxes.flat().filter(([, b]) => b.height < 9).length,
-        unnamed: document.querySelectorAll('svg:not([aria-label]), th:not([scope])').length}
-"""
 
 
 @pytest.mark.parametrize("width", [375, 1200])

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from paceline.errors import ExitCode, UsageError
 from paceline.files import writing
 from paceline.options.command_line import (
-    ON_COMMAND_LINE,
     read_options,
     show_help,
     take_word,
@@ -49,7 +48,7 @@ def main(tokens: Sequence[str]) -> int:
     where, rest = take_word(tokens, _USAGE, "the run directory")
     parsed = read_options(_USAGE, _ABOUT, rest, _OPTIONS)
     # PACELINE_NAME and the like in the environment are for trainings that begin.
-    given = {n: v for n, v in parsed.values.items() if parsed.sources[n] == ON_COMMAND_LINE}
+    given = {name: parsed.values[name] for name in parsed.typed()}
     run = choose_run(where)
     problems: list[str] = []
     before = RunNotes.read(run, run.read_run(), problems)

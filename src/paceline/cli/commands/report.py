@@ -1,5 +1,6 @@
 """`paceline report [DIR]`: writes the page of a run or a scaling study again, at any time."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from paceline.errors import ExitCode, UsageError
 from paceline.files import writing
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
-from paceline.options.text import printable
+from paceline.options.text import above_progress, printable
 from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import RunDirectory
 
@@ -96,7 +97,7 @@ def _watch(run: RunDirectory, host: str, port: int) -> int:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            return ExitCode.DONE
+            print(above_progress(""), end="", file=sys.stderr, flush=True)  # no ^C before a prompt
     return ExitCode.DONE
 
 

@@ -20,6 +20,7 @@ from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
 from paceline.options.command_line import (
+    GivenOptions,
     flag,
     names_something,
     note,
@@ -130,7 +131,8 @@ def main(tokens: Sequence[str]) -> int:
     output.print_settings(
         request, dict.fromkeys(settings, "run") | dict(parsed.sources), dry_run=plans
     )
-    return _resume(request, config, past, choice, given, allowed, paths, output)
+    parsed = replace(parsed, values=given)
+    return _resume(request, config, past, choice, parsed, allowed, paths, output)
 
 
 def _show_help(tokens: Sequence[str]) -> NoReturn:
@@ -293,7 +295,7 @@ def _resume_script(
     config = TrainConfig.from_settings(settings)
     sources = dict.fromkeys(settings, "run") | dict(parsed.sources)
     output.print_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
-    return _resume(request, config, past, choice, given, allowed, (), output)
+    return _resume(request, config, past, choice, parsed, allowed, (), output)
 
 
 def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> None:
@@ -317,7 +319,7 @@ def _resume(
     config: TrainConfig,
     past: PreviousRun,
     choice: ClusterChoice,
-    given: Mapping[str, OptionValue],
+    parsed: GivenOptions,
     allowed: Sequence[str],
     paths: tuple[str, ...] = (),
     output: Output = FULL_OUTPUT,
@@ -325,8 +327,8 @@ def _resume(
     """Resume a training here, on hosts, or on a cluster that sees its run directory."""
     run = RunDirectory.named(request.run_dir)
     # PACELINE_NAME and the like are for new trainings as well: only what was typed counts.
-    typed = {word.partition("=")[0] for word in request.command}
-    labels = [flag(name) for name in ("name", "tag", "note") if flag(name) in typed]
+    given, typed = parsed.values, parsed.typed()
+    labels = [flag(name) for name in ("name", "tag", "note") if name in typed]
     if labels and run.notes_json.exists():
         raise UsageError(
             f"{labels[0]}: this run's labels have been changed since it began, and "
@@ -334,7 +336,7 @@ def _resume(
             f"{labels[0]} ..."
         )
     if not _is_one_of_several(request.command) and _is_finished(run, past, request):
-        ignored = [flag(name) for name in given if flag(name) in typed]
+        ignored = [flag(shown_name(name)) for name in given if name in typed]
         return _print_finished(run, request, ignored, output)
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
@@ -13,7 +12,7 @@ from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 from paceline.results.find_runs import MAX_FOLDERS, MAX_LEVELS
-from paceline.results.run_directory import USUAL_FOLDER
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 
 if TYPE_CHECKING:
     from paceline.report.runs.listing import RunList
@@ -32,7 +31,8 @@ class ListOptions:
 
     sort: str = "started"
     """Column: name, recipe, state, best, epochs, images-per-s, workers or started; the best,
-    largest and newest come first."""
+    largest and newest come first. Or any setting or recipe argument, the smallest first: the list
+    shows it, too."""
     reverse: bool = False
     """The other way round."""
     filter: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named, given = read_command(_USAGE, _ABOUT, tokens, _OPTIONS, "the folder")
     options = pick(ListOptions, given)
-    root = Path(named[0] if named else USUAL_FOLDER).expanduser().absolute()
+    root = RunDirectory.named(named[0] if named else USUAL_FOLDER).path
     if named and not root.is_dir():
         raise UsageError(f"{root} is no folder")
     from paceline.report.runs.listing import filter_runs, list_runs, sort_runs
@@ -85,9 +85,11 @@ def _show(listed: "RunList", options: ListOptions) -> None:
     elif options.json:
         print(json.dumps([entry.to_json() for entry in listed.entries], indent=2))
     else:
+        from paceline.report.runs.listing import setting_of
         from paceline.report.runs.table import table_lines
 
-        for line in table_lines(listed, datetime.now(UTC), terminal_width()):
+        setting = setting_of(options.sort)
+        for line in table_lines(listed, datetime.now(UTC), terminal_width(), setting):
             print(line)
 
 

@@ -1,4 +1,4 @@
-"""`paceline workers RUN_DIR`: a live table of a training's workers, the slowest first."""
+"""`paceline workers [RUN_DIR]`: a live table of a training's workers, the slowest first."""
 
 import time
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _ABOUT = (
     "Show a running training's workers in a live table, the slowest first: where the time of a "
-    "step goes, into computing, waiting for other workers, and waiting for data. Ctrl-C ends the "
-    "table, not the training. "
+    "step goes, into computing, waiting for other workers, and waiting for data. Without RUN_DIR "
+    "it is the newest training that runs below runs/. Ctrl-C ends the table, not the training. "
     f"{RUN_OR_NAME}"
 )
 _EVERY_S = 1.0
@@ -43,15 +43,21 @@ _OPTIONS = option_fields(WorkersOptions, "Output")
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    usage = "paceline workers RUN_DIR"
-    (where,), given = read_command(usage, _ABOUT, tokens, _OPTIONS, "the run directory")
+    usage = "paceline workers [RUN_DIR]"
+    named, given = read_command(usage, _ABOUT, tokens, _OPTIONS, "the run directory")
     options = pick(WorkersOptions, given)
-    run = choose_run(where)
+    run = choose_run(*named) if named else _newest_running()
     if not run.logs.is_dir():
         raise UsageError(f"{run.path} holds no training: there is no {run.logs.name} in it")
     if options.most < 1:
         raise UsageError(f"--most is {options.most}; it must be at least 1")
     return show_once(run.logs, options.most) if options.once else show_live(run, options.most)
+
+
+def _newest_running() -> RunDirectory:
+    from paceline.report.runs.listing import newest_running, usual_run
+
+    return usual_run("workers", "Workers of", newest_running)
 
 
 def show_once(log_dir: Path, most: int) -> int:

@@ -125,9 +125,10 @@ def compare(runs: Sequence[RunEntry], most: int | None = MAX_SHOWN) -> Compariso
 
 
 def _named(place: str) -> Sequence[RunEntry]:
-    path = Path(place).expanduser().absolute()
+    run = RunDirectory.named(place)
+    path = run.path
     if is_run(path):
-        return [read_entry(RunDirectory(path), path.name)]
+        return [read_entry(run, path.name)]
     if path.is_dir():
         found = [entry for entry in list_runs(path).entries if entry.state != "damaged"]
         if not found:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from paceline.report.run_outcome import RunState, find_state
 from paceline.results.find_runs import find_runs, is_of_study
 from paceline.results.json_object import JsonObject, entries, number, section, text, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, SampleUnit
-from paceline.training.config import setting_named
+from paceline.training.config import setting_named, shown_name
 
 ListedState = RunState | Literal["damaged"]
 
@@ -208,17 +209,34 @@ def usual_run(
 def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:
     """Sort by a column: names from a to z, figures and times the best, largest or newest first.
 
+    By a setting or recipe argument: the smallest first, or from a to z.
+
     Raises:
-        UsageError: There is no such column.
+        UsageError: There is no such column, and no run has such a setting.
     """
-    column = column.replace("-", "_")
-    if column not in _KEYS:
+    column, setting = _column_named(column), setting_of(column)
+    is_setting = any(setting in arguments_of(entry.report.run) for entry in listed)
+    if setting and listed and not is_setting:
         columns = [name.replace("_", "-") for name in _KEYS]
-        raise UsageError(unknown_name(column.replace("_", "-"), columns, "column"))
-    keys = [(_KEYS[column](entry), place) for place, entry in enumerate(listed)]
+        text = unknown_name(column.replace("_", "-"), columns, "column")
+        raise UsageError(f"{text}, and every setting and recipe argument")
+    key = _KEYS.get(column) or partial(_smallest_first, name=setting)
+    keys = [(key(entry), place) for place, entry in enumerate(listed)]
     known = sorted((key, place) for key, place in keys if key is not None)
     unknown = [place for key, place in keys if key is None]
     return [listed[place] for place in (*(place for _, place in known), *unknown)]
+
+
+def setting_of(column: str) -> str:
+    """Name the setting that stands for a column to sort by; empty where it is a column."""
+    column = _column_named(column)
+    return "" if column in _KEYS else setting_named(column)
+
+
+def _column_named(given: str) -> str:
+    """Give a column's name, which may be given as its heading is written."""
+    column = given.replace("-", "_").replace("/", "_per_")
+    return _HEADINGS.get(column, column)
 
 
 def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[RunEntry]:
@@ -243,7 +261,9 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
         # Refuse what no run has: a misspelt condition would filter out all of them.
         known = {*_FILTERS, *(n for entry in listed for n in arguments_of(entry.report.run))}
         if listed and name not in known:
-            close = unknown_name(name, known, "name").partition(" Known:")[0]
+            names = [shown_name(each).replace("_", "-") for each in known]
+            given = name.replace("_", "-")
+            close = unknown_name(given, names, "name").partition(" Known:")[0]
             raise UsageError(
                 f"--filter {condition}: {close} Known: {', '.join(_FILTERS)}, and every setting "
                 "and recipe argument"
@@ -349,6 +369,15 @@ def _newest_first(entry: RunEntry) -> _Key | None:
     return None if entry.started_at is None else ("", -entry.started_at.timestamp())
 
 
+def _smallest_first(entry: RunEntry, name: str) -> _Key | None:
+    value = arguments_of(entry.report.run).get(name)
+    if isinstance(value, int | float):
+        return "", float(value)
+    return None if value is None else (str(value), 0.0)
+
+
+_HEADINGS = {"run": "name", "samples_per_s": "images_per_s"}
+"""Other headings of the columns in tables."""
 _KEYS: Mapping[str, Callable[[RunEntry], _Key | None]] = {
     "name": lambda entry: (entry.name, 0.0),
     "recipe": lambda entry: (entry.recipe, 0.0) if entry.recipe else None,

@@ -112,7 +112,9 @@ def write_index(listed: RunList, now: datetime) -> Path:
 
 
 def write_comparison(shown: Comparison, path: Path) -> Path:
-    """Write a comparison as a page that needs no network and no script.
+    """Write a comparison as a page that needs no network.
+
+    A script of its own shows values and zooms.
 
     Args:
         shown: The runs.
@@ -146,6 +148,7 @@ def write_comparison(shown: Comparison, path: Path) -> Path:
         settings=shown.settings,
         figures=shown.figures,
         ways=ways,
+        script=read_script("chart.js"),
         directory=str(path),
         paceline=__version__,
     )

@@ -5,30 +5,42 @@ from datetime import datetime
 
 from paceline.options import figures
 from paceline.options.text import aligned, printable
-from paceline.report.runs.listing import RunEntry, RunList, shared_unit
+from paceline.report.runs.listing import RunEntry, RunList, arguments_of, shared_unit
 from paceline.results.run_directory import fit_name
+from paceline.training.config import shown_name
 
 HEADER = ("run", "recipe", "state", "best", "epochs", "{}/s", "workers", "started")
-_LEFT = (0, 1, 2)
 _GAP = 2
-_MIN_NAME_LENGTH = 10
+_GIVE_WAY = ("recipe", "workers")
 _UNCOUNTED = 100_000
 """So many epochs mean no limit: a measurement's, or one that something else ends."""
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def table_lines(listed: RunList, now: datetime, width: int | None) -> list[str]:
+def table_lines(listed: RunList, now: datetime, width: int | None, setting: str = "") -> list[str]:
     """Lay out a list for a terminal, with what is wrong with damaged runs below it.
 
     Args:
         listed: The runs, in order.
         now: Until when ages are counted.
         width: Characters of a line; None where lines may be of any length.
+        setting: Has a column of its own, for instance what the list is sorted by.
     """
     rows = [[*map(printable, cells_of(entry, now))] for entry in listed.entries]
     titles = [title.format(shared_unit(listed.entries)) for title in HEADER]
-    rows, header = _fit(rows, titles, width)
-    lines = _with_tags(aligned([header, *rows], left=range(len(header) - 5)), listed, width)
+    if setting:
+        place = titles.index("best")
+        titles.insert(place, shown_name(setting))
+        for row, entry in zip(rows, listed.entries, strict=True):
+            value = arguments_of(entry.report.run).get(setting)
+            row.insert(place, printable(figures.show_value(value)))
+    rows, header = (rows, titles) if width is None else _fit(rows, titles, width)
+    long = [] if width is None else _part_long_names(rows, header, width)
+    left = range(header.index("state") + 1)
+    lines = _with_tags(aligned([header, *rows], left=left), listed, width)
+    # Each name that got no room stands above its row; from the end, since lines move.
+    for place, name in reversed(list(enumerate(long, 1))):
+        lines[place:place] = [name] if name else []
     for entry in listed.entries:
         lines += [f"{printable(entry.label)}: {printable(p)}" for p in problems_of(entry)]
     return lines
@@ -92,31 +104,28 @@ def show_age(moment: datetime | None, now: datetime) -> str:
     return f"{age_s // unit[0]:,} {unit[1]} ago"
 
 
-def _fit(
-    rows: list[list[str]], header: list[str], width: int | None
-) -> tuple[list[list[str]], list[str]]:
-    """Leave out the recipe where it says nothing new, and shorten long names, to fit a width."""
-    if width is None or _width([header, *rows]) <= width:
-        return rows, header
-    if len({row[1] for row in rows}) == 1 or all(row[0].startswith(row[1]) for row in rows):
-        rows, header = [[row[0], *row[2:]] for row in rows], [header[0], *header[2:]]
-    else:
-        rows = [[row[0], _shortened(row[1], _MIN_NAME_LENGTH), *row[2:]] for row in rows]
+def _fit(rows: list[list[str]], header: list[str], width: int) -> tuple[list[list[str]], list[str]]:
+    """Leave out columns, the recipe first, until the others fit a width, or none can go."""
+    for title in _GIVE_WAY:
+        place = header.index(title)
+        if _width([header, *rows]) > width:
+            rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+            header = [*header[:place], *header[place + 1 :]]
+    return rows, header
+
+
+def _part_long_names(rows: list[list[str]], header: list[str], width: int) -> list[str]:
+    """Take the names out of the rows that have no room for them. Returns them, "" for the others.
+
+    A name is never cut, so that it can be copied: it gets a line of its own.
+    """
     room = width - _width([["", *row[1:]] for row in [header, *rows]])
-    return [[_shortened(row[0], max(room, _MIN_NAME_LENGTH)), *row[1:]] for row in rows], header
+    long = [row[0] if len(row[0]) > room else "" for row in rows]
+    for row, name in zip(rows, long, strict=True):
+        row[0] = "" if name else row[0]
+    return long
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
     columns = list(zip(*rows, strict=True))
     return sum(max(map(len, column)) for column in columns) + _GAP * (len(columns) - 1)
-
-
-def _shortened(name: str, room: int) -> str:
-    """Cut a name in its middle: its end tells runs of one recipe apart."""
-    if len(name) <= room:
-        return name
-    label, bracket, directory = name.partition(" (")
-    if bracket and (inner := room - len(label) - len(" (..…")) > 1:
-        return f"{label} ({directory[:2]}…{directory[-inner:]}"
-    end = (room - 1) * 2 // 3
-    return f"{name[: room - 1 - end]}…{name[len(name) - end :]}"

@@ -52,7 +52,8 @@ def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
     own = {flag(name) for option in script_options().values() for name in option.own_names}
     for token in tokens:
         given = token.partition("=")[0]
-        meant = [] if given in own else _meant_by(given)
+        # Values, as of --allow-change, may be names of options.
+        meant = _meant_by(given) if given.startswith("-") and given not in own else []
         if meant:
             raise UsageError(f"unknown option {given!r}: {_why(meant, flag)}. {hint}")
 

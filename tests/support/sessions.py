@@ -62,6 +62,12 @@ def assert_weights(found: list[Tensor], expected: list[Tensor], atol: float = 1e
         torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
 
 
+def first_of(batch: object) -> Tensor:
+    assert isinstance(batch, list)
+    found: Tensor = batch[0]
+    return found
+
+
 def pair_of(batch: object) -> tuple[Tensor, Tensor]:
     """Take a batch of pairs apart."""
     assert isinstance(batch, list | tuple)

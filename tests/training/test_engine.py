@@ -28,6 +28,7 @@ from tests.support.image_files import write_image_folder
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
     BATCH,
+    first_of,
     net,
     pair_of,
     points,
@@ -308,12 +309,6 @@ def test_in_fp16_gradients_are_added_up_before_they_are_unscaled(tmp_path: Path)
             s.backward(F.cross_entropy(model(inputs), targets))
 
     run_ranks(1, body)
-
-
-def first_of(batch: object) -> Tensor:
-    assert isinstance(batch, list)
-    found: Tensor = batch[0]
-    return found
 
 
 class Sums:

@@ -19,7 +19,16 @@ from paceline.training.batches.loader import Loader
 from paceline.training.session import Session
 from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import RankError, run_ranks
-from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd, weights_of
+from tests.support.sessions import (
+    BATCH,
+    first_of,
+    net,
+    pair_of,
+    points,
+    session_on,
+    sgd,
+    weights_of,
+)
 
 pytestmark = pytest.mark.ranks
 
@@ -191,12 +200,6 @@ def test_steps_behind_the_loader_are_named_once(
     assert capfd.readouterr().out.count("such steps aren't counted") == 1
 
 
-def only(batch: object) -> Tensor:
-    assert isinstance(batch, list)
-    found: Tensor = batch[0]
-    return found
-
-
 @pytest.mark.parametrize("stop", [3, 8, 9])  # within an epoch of 8 steps, at its end, in the next
 @pytest.mark.parametrize("extra", [0, 2])
 def test_each_epoch_has_a_pass_of_a_loader_beside_the_training_one(
@@ -220,7 +223,7 @@ def test_each_epoch_has_a_pass_of_a_loader_beside_the_training_one(
                     for batch, other in zip(batches, others[0], strict=False):
                         x, y = pair_of(batch)
                         s.step(F.cross_entropy(model(x), y))
-                        seen.append((epoch, int(only(other)), int(only(next(lasting)))))
+                        seen.append((epoch, int(first_of(other)), int(first_of(next(lasting)))))
                         if s.engine.context.progress.state.step == stop:
                             flag.name = "SIGTERM"
         return seen

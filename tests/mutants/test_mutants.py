@@ -18,7 +18,6 @@ MUTANT = Mutant(
 )
 
 
-@pytest.mark.slow
 def test_every_mutant_can_be_tried_on_todays_source() -> None:
     assert [fault for mutant in read_list() if (fault := find_fault(mutant))] == []
 

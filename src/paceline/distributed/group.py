@@ -98,7 +98,9 @@ class Group:
             with self._listened_to("all-gather"):
                 dist.all_gather(listed, own)
             return torch.stack(listed).to(row.device)
-        own, rows = row.contiguous(), row.new_empty(self.world_size * row.numel())
+        # Gloo takes less than it expects without a word, where a worker is in another collective:
+        # what it leaves out is then zero, and not whatever stood there.
+        own, rows = row.contiguous(), row.new_zeros(self.world_size * row.numel())
         self._recent.extend((own, rows))
         with self._listened_to("all-gather"):
             dist.all_gather_into_tensor(rows, own)

@@ -32,6 +32,7 @@ _TRACEBACK = f"""Traceback (most recent call last):
   File "/usr/lib/python3/site-packages/torch/distributed/x.py", line 5, in all_gather
 RuntimeError: {_RESET}
 """
+_OUT_OF_MEMORY = _TRACEBACK.replace(f"RuntimeError: {_RESET}", "MemoryError")
 
 
 def _aborted(crash: str = _CRASH, number: int = signal.SIGABRT) -> WorkerFailure:
@@ -76,3 +77,15 @@ def test_what_each_worker_was_in_is_told_with_its_line() -> None:
         "Each of these is done by all workers together. Make the same calls on every worker"
     ) in text
     assert "gloo" not in text
+
+
+def test_what_a_worker_failed_by_there_is_not_the_cause() -> None:
+    broken = describe(MemoryError(), 0)
+    broken = replace(broken, host="h", step=6, operation="evaluate", traceback=_OUT_OF_MEMORY)
+    text = render(root_cause([broken, _aborted()]), Path("logs"))
+    assert text.startswith(
+        "The training failed on rank 1 (h, step 6, in epoch end).\n\nThe workers"
+    )
+    assert "rank 0 on h was in s.evaluate(...) (operation evaluate, step 6), at /me/tr" in text
+    assert "Other workers:\n  rank 0 (h, step 6, in evaluate): MemoryError" in text
+    assert "Traceback" not in text

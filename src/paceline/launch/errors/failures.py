@@ -33,7 +33,7 @@ _LOST_PEER = re.compile(
 )
 _CRASHES = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
 _LINE_LIMIT = 200
-_LOST = 4
+_LOST = 5
 """The place of lost peers in the order of causes: the last."""
 
 
@@ -95,8 +95,10 @@ def root_cause(failures: Iterable[WorkerFailure]) -> tuple[WorkerFailure, ...]:
     happened to a worker decides, and time only between failures of one sort.
 
     Returns:
-        All failures: crashes by signal, then errors of the job, then silent exits and aborts (NCCL
-        aborts a worker whose peer went away), then other infrastructure errors, then lost peers.
+        All failures: workers that met in different collectives, since what one of them received
+        there may have broken it in any way; then crashes by signal, then errors of the job, then
+        silent exits and aborts (NCCL aborts a worker whose peer went away), then other
+        infrastructure errors, then lost peers.
     """
     return tuple(sorted(failures, key=_causality))
 
@@ -107,15 +109,17 @@ def _causality(failure: WorkerFailure) -> tuple[int, float, int]:
 
 
 def _sort_of(failure: WorkerFailure) -> int:
-    if failure.signal_name in _CRASHES:
+    if _is_mismatch(failure):
         return 0
-    if failure.kind != "infrastructure":
+    if failure.signal_name in _CRASHES:
         return 1
-    if not failure.error_type:
+    if failure.kind != "infrastructure":
         return 2
-    if device_error(failure.message) is not None:
-        return 3  # of the worker itself, also where NCCL was the first to see it
-    return _LOST if is_lost_peer(failure.error_type, failure.traceback or failure.message) else 3
+    if not failure.error_type:
+        return 3
+    of_worker = device_error(failure.message) is not None  # also where NCCL was the first to see it
+    is_lost = is_lost_peer(failure.error_type, failure.traceback or failure.message)
+    return _LOST if is_lost and not of_worker else 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,11 +288,10 @@ def _is_mismatch(failure: WorkerFailure) -> bool:
 
 
 def _explain_mismatch(failures: Sequence[WorkerFailure]) -> str:
-    """Say where each worker was: those that lost their peer were in the other collective."""
-    met = [each for each in failures if _is_mismatch(each) or _sort_of(each) == _LOST]
+    """Say where each worker was: those that lost their peer, or failed by what it sent, too."""
     places = [
         describe_place(each.rank, each.host, each.step, each.operation, each.traceback)
-        for each in sorted(met, key=lambda each: each.rank)
+        for each in sorted(failures, key=lambda each: each.rank)
     ]
     raised = failures[0].traceback.strip("\n") if failures[0].error_type else ""
     return "\n\n".join(filter(None, (raised, explain(places))))

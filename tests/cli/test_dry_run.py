@@ -42,7 +42,7 @@ def test_what_would_start(plan: Plan, tmp_path: Path) -> None:
     assert "--momentum         0.9     (recipe)" in told
     assert "  recipe   digits\n" in told
     steps = math.ceil(1442 / 60)
-    assert f"1,442 samples, {steps} steps an epoch" in told
+    assert f"1,442 images, {steps} steps an epoch" in told
     assert f"3 epochs: {3 * steps} steps" in told
     assert "workers  2 on this machine, 1 thread each" in told
     assert f"run      {tmp_path / 'mine'}, which would be made" in told

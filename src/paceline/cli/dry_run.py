@@ -87,15 +87,16 @@ def _steps(job: "Job", config: TrainConfig, workers: int) -> str:
     from paceline.training.batches.plan import describe_oversized, make_plan
     from paceline.training.batches.sources import describe_data
 
-    samples = describe_data(job.train).num_samples()
+    source = describe_data(job.train)
+    samples = source.num_samples()
     division = Division.of(config.data.shards, workers or 1)
     plan = make_plan(config.data, division, samples)
     if oversized := describe_oversized(plan):
         note(oversized)
     total = plan.steps_per_epoch * config.loop.epochs
     return (
-        f"{samples:,} samples, {plural(plan.steps_per_epoch, 'step')} an epoch of "
-        f"{plan.global_batch:,} samples each; {plural(config.loop.epochs, 'epoch')}: "
+        f"{samples:,} {source.unit}, {plural(plan.steps_per_epoch, 'step')} an epoch of "
+        f"{plan.global_batch:,} {source.unit} each; {plural(config.loop.epochs, 'epoch')}: "
         f"{plural(total, 'step')}"
     )
 

@@ -176,6 +176,7 @@ def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None
         (["name=fir*"], "a"),
         (["recipe=mnist"], "c"),
         (["state=finished"], "ab"),
+        (["status=finished"], "ab"),
         (["state=finished", "lr=0.10"], "b"),
         (["shift=1"], "ab"),
         (["workers=2"], "abc"),

@@ -260,6 +260,7 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
             )
         # Refuse what no run has: a misspelt condition would filter out all of them.
         known = {*_FILTERS, *(n for entry in listed for n in arguments_of(entry.report.run))}
+        name = name if name in known else _column_named(name)
         if listed and name not in known:
             names = [shown_name(each).replace("_", "-") for each in known]
             given = name.replace("_", "-")
@@ -376,8 +377,8 @@ def _smallest_first(entry: RunEntry, name: str) -> _Key | None:
     return None if value is None else (str(value), 0.0)
 
 
-_HEADINGS = {"run": "name", "samples_per_s": "images_per_s"}
-"""Other headings of the columns in tables."""
+_HEADINGS = {"run": "name", "status": "state", "samples_per_s": "images_per_s"}
+"""Other headings of the columns in tables, and what people call them."""
 _KEYS: Mapping[str, Callable[[RunEntry], _Key | None]] = {
     "name": lambda entry: (entry.name, 0.0),
     "recipe": lambda entry: (entry.recipe, 0.0) if entry.recipe else None,

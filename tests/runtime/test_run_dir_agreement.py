@@ -8,6 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.results.run_directory import RunDirectory
+from paceline.runtime import run_dir_agreement
 from paceline.runtime.run_dir_agreement import find_run, make_run
 from paceline.runtime.spec import Launch, Place
 from paceline.training.config import TrainConfig, TrainRequest
@@ -61,6 +62,17 @@ def test_a_nodes_workers_find_what_their_first_one_has_made(tmp_path: Path) -> N
     assert second is not None
     assert second.run == first.run
     assert second.request.run_dir == str(first.run.path)
+
+
+def test_a_worker_that_comes_first_waits_for_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = launch(tmp_path / "digits", workers=2)
+    # The first worker makes it while the other waits.
+    monkeypatch.setattr(run_dir_agreement.time, "sleep", lambda _: make_run(first))
+    second = find_run(launch(tmp_path / "digits", workers=2))
+    assert second is not None
+    assert second.run.path == tmp_path / "digits"
 
 
 def test_workers_that_are_started_again_go_on_in_their_directory(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode, UsageError
-from paceline.runtime.script_options import script_options, settled
+from paceline.runtime.script_options import refuse_of_recipes, script_options, settled
 from paceline.training.config import training_options
 
 
@@ -56,3 +56,9 @@ def test_an_unknown_name_suggests_the_one_that_was_meant() -> None:
     ):
         with pytest.raises(UsageError, match=rf"session\(\): unknown option '{name}': {told}"):
             settled({name: 2}, {})
+
+
+def test_on_the_command_line_a_scripts_options_pass_and_a_recipes_are_named() -> None:
+    refuse_of_recipes(["--shards", "2", "--seed=1", "--allow-change", "lr", "-v", "--mine"], "")
+    with pytest.raises(UsageError, match=r"unknown option '--lr': a script chooses .*\. Put it so"):
+        refuse_of_recipes(["--seed", "1", "--lr=2"], "Put it so")

@@ -1,13 +1,13 @@
 """The schedule's rates reach every parameter group, at little cost."""
 
-import sys
-from types import FrameType
+from pathlib import Path
 
 import pytest
 import torch
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from benchmarks.counting import count_opcodes
 from paceline.optim.schedule import Schedule
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 
@@ -75,28 +75,10 @@ def test_one_base_rate_per_group() -> None:
         LearningRateSchedule(_two_groups(), [0.1], CONSTANT)
 
 
-def _opcodes(control: LearningRateSchedule, step: int) -> int:
-    """Count the Python opcodes of one step; the same on any machine."""
-    seen = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> object:
-        nonlocal seen
-        frame.f_trace_opcodes = True
-        seen += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)  # type: ignore[arg-type]
-    try:
-        control.begin_step(step, None)
-    finally:
-        sys.settrace(before)
-    return seen
-
-
 @pytest.mark.parametrize(("schedule", "most"), [(CONSTANT, 45), (COSINE, 200)])
 def test_cost_of_a_step(schedule: Schedule, most: int) -> None:
     optimizer = _two_groups()
     control = LearningRateSchedule(optimizer, _rates(optimizer), schedule)
     control.begin_step(4, None)
-    assert 0 < _opcodes(control, 5) <= most
+    opcodes = count_opcodes(lambda: control.begin_step(5, None), [Path(__file__)])
+    assert 0 < opcodes.total() <= most

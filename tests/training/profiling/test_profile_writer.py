@@ -198,9 +198,11 @@ def _with_slow_approximations(group: Group, directory: Path) -> None:
 
 def test_what_powersgd_computes_is_no_communication(tmp_path: Path) -> None:
     run_ranks(2, _with_slow_approximations, tmp_path)
-    profile = StepProfile.read(tmp_path / "profile.json")
-    assert profile.parts.other > _SLOW_S
-    assert profile.parts.exposed < profile.parts.other / 2
+    parts = StepProfile.read(tmp_path / "profile.json").parts
+    # What leaves during the backward pass may be computed there.
+    computing_s = parts.backward + parts.other
+    assert computing_s > _SLOW_S
+    assert parts.exposed < computing_s / 2
     exposed = [float(row["exposed_comm"]) for row in read_table(tmp_path / "metrics.csv")]
     assert max(exposed) < 0.5
 

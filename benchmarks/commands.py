@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+from paceline.launch.process_tree import die_with_parent
 
 ROOT = Path(__file__).parents[1]
 WORKERS = 2
@@ -36,10 +39,20 @@ def torchrun_command(*arguments: object) -> list[str]:
     return [*run, *(str(argument) for argument in arguments)]
 
 
+def ends_with_us() -> Callable[[], None]:
+    """Give a `preexec_fn`: the command ends when this process does, by SIGKILL too.
+
+    Else a benchmark that was killed would leave a training on the machine's GPUs.
+    """
+    return partial(die_with_parent, os.getpid())
+
+
 def start(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
     """Start a command; what it prints goes to a file."""
     with output.open("ab") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, env=environment())
+        return subprocess.Popen(
+            command, stdout=file, stderr=file, env=environment(), preexec_fn=ends_with_us()
+        )
 
 
 def finish(process: subprocess.Popen[bytes], output: Path, timeout_s: float = 600.0) -> None:

@@ -192,7 +192,8 @@ def gpu_lines() -> list[str]:
     names = Counter(torch.cuda.get_device_properties(i).name for i in range(count))
     gpus = ", ".join(f"{number} x {name}" for name, number in names.items())
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    return [f"{gpus}, {cuda}, cuDNN {torch.backends.cudnn.version()}, driver {driver_version()}"]
+    driver = driver_version() or "unknown"
+    return [f"{gpus}, {cuda}, cuDNN {torch.backends.cudnn.version()}, driver {driver}"]
 
 
 def has_amx() -> bool:

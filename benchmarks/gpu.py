@@ -24,7 +24,7 @@ from typing import final
 import torch
 
 from benchmarks import restarts, same_bits
-from benchmarks.commands import ROOT, WORKERS
+from benchmarks.commands import ROOT, WORKERS, ends_with_us
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.gpu_sides import Case, Side
 from paceline.files import write_atomic
@@ -123,7 +123,14 @@ class Plan:
         words = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={found}", "tests"]
         if self.quick:
             words[-1] = "tests/optim"
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            preexec_fn=ends_with_us(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         last = done.stdout.strip().rpartition("\n")[2]
         failed = done.returncode != 0
         report.figures.append(

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.commands import environment, train_command
+from benchmarks.commands import ends_with_us, environment, train_command
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 _DIGITS = 8
@@ -74,7 +74,12 @@ def trained(line: str, workers: int, epochs: int, more: Options = NO_OPTIONS) ->
         fixed: Options = {"workers": workers, "epochs": epochs, "target_accuracy": "none"}
         command = train_command("digits", run, **{**fixed, **LINES[line], **more})
         done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, check=False
+            command,
+            env=environment(),
+            preexec_fn=ends_with_us(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{command} failed:\n{done.stdout}{done.stderr}")

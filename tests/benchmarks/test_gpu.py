@@ -13,7 +13,7 @@ from benchmarks.commands import ROOT
 from benchmarks.figures import Figure, Report
 from benchmarks.gpu import NETWORKS, QUICK_SHARDS, Blocks, Part, figures_of, measure_all
 from benchmarks.gpu_sides import Case
-from tests.launch.waiting import until
+from tests.launch.waiting import alive, until
 from tests.pretend_gpu.build import build, environment
 from tests.support.needs import PRETEND_GPU, need
 
@@ -60,6 +60,24 @@ def test_first_blocks_and_ends_of_epochs_dont_count() -> None:
 
 def test_a_shard_of_a_small_batch_has_samples_for_batchnorm() -> None:
     assert all(case.tried_out().batch >= 2 * max(QUICK_SHARDS) for case in NETWORKS)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from benchmarks.commands import start
+
+print(start([sys.executable, "-c", "import time; time.sleep(60)"], Path(os.devnull)).pid)
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_no_training_outlives_a_benchmark_that_is_killed() -> None:
+    words = [sys.executable, "-c", KILLED]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: not alive(int(done.stdout)), 10)
 
 
 @pytest.mark.pretend_gpu

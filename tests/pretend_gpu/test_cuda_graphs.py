@@ -138,6 +138,42 @@ for scaled.count in (3, 3, 3, 3, 5, 5, 5, 5, 5):
     assert torch.equal(graphed_scaled(inputs), scaled.forward(inputs)), scaled.count
 assert switch.captures == 2
 
+# Everything else that a pass depends on: after each change its graph is another one.
+class Keyed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("offset", torch.zeros(4))
+
+    def forward(self, x, by=1, *, plus=0, times=1):
+        return (self.inner(x) * by + self.offset + plus) * times
+
+keyed, given, named = Keyed().cuda(), [inputs], {}
+switch = GraphSwitch("on", None)
+graphed_keyed = GraphedForward(keyed, keyed.forward, switch)
+factor = torch.full((4,), 3.0, device="cuda")
+changes = {
+    "nothing": lambda: None,
+    "a number": lambda: given.append(2),
+    "another": lambda: given.__setitem__(1, 3),
+    "a tensor": lambda: named.update(plus=factor),
+    "its name": lambda: named.update(times=named.pop("plus")),
+    "its shape": lambda: named.update(times=factor[:1]),
+    "trained": lambda: keyed.inner.weight.requires_grad_(False),
+    "and again": lambda: keyed.inner.weight.requires_grad_(),
+    "a weight": lambda: setattr(keyed.inner.weight, "data", keyed.inner.weight.data * 2),
+    "a buffer": lambda: setattr(keyed, "offset", torch.ones(4, device="cuda")),
+}
+for captured, (name, change) in enumerate(changes.items(), start=1):
+    change()
+    for _ in range(5):
+        made, wanted = graphed_keyed(*given, **named), keyed.forward(*given, **named)
+        assert torch.equal(made, wanted), name
+        trained = [p for p in keyed.parameters() if p.requires_grad]
+        pair = [torch.autograd.grad(output.sum(), trained) for output in (made, wanted)]
+        assert all(map(torch.equal, *pair)), name
+    assert switch.captures == captured, name
+
 loss = graphed(inputs).sum()
 loss.backward(retain_graph=True)
 graphed(inputs)

@@ -153,6 +153,85 @@ def test_tf32_is_chosen(gpus: Host, tf32: str, tmp_path: Path) -> None:
     assert said in done.stdout
 
 
+def test_the_start_says_what_was_chosen_and_what_would_be_faster(
+    gpus: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    chosen = ("--deterministic", "--tf32", "off", "--precision", "bf16", "--cuda-graphs", "auto")
+    for options, kernels in (
+        (
+            (),
+            "cuDNN's fastest, TF32 in convolutions; faster: --precision bf16, fused=True in the "
+            "optimizer; perhaps faster: --cuda-graphs auto",
+        ),
+        (chosen, "the same bits every time, no TF32; faster: fused=True in the optimizer"),
+    ):
+        done = gpus.paceline("run", "train.py", *options, directory=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"  kernels   {kernels}\n" in done.stdout
+        assert "read in each worker, copied while the GPU computes" in done.stdout
+        assert ("  graphs    auto: measuring" in done.stdout) == bool(options)
+
+
+# A gradient of other strides than its weight's is copied by DistributedDataParallel, which warns.
+@pytest.mark.parametrize("layout", ["auto", "contiguous"])
+@pytest.mark.parametrize("reading", ["memory", "a loader"])
+def test_gradients_of_one_channel_are_laid_out_as_weights_are(
+    gpus: Host, layout: str, reading: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("train", "digits", "--epochs", "1") if reading == "memory" else ("run", "train.py")
+    done = gpus.paceline(*words, "--memory-format", layout, directory=tmp_path, devices=2)
+    assert done.returncode == 0, done.stderr
+    assert "2 workers" in done.stdout
+    assert "strides" not in done.stderr
+
+
+# What is compiled calls torch's own operators: the pretend device runs no generated kernels.
+# When a gradient is complete, it is noted how many products and collectives there were.
+COMPILED = """
+import functools, json
+import torch
+from torch import nn
+import paceline
+from tests.pretend_gpu.counters import counted_here
+
+torch.compile = functools.partial(torch.compile, backend="aot_eager")
+with paceline.session() as s:
+    torch.manual_seed(1)
+    model = s.model(nn.Sequential(*(nn.Linear(1800, 1800, bias=False) for _ in range(6))))
+    seen = []
+    for p in model.parameters():  # 12.4 MiB each
+        p.register_post_accumulate_grad_hook(lambda _: seen.append(counted_here()))
+    s.optimizer(torch.optim.SGD(model.parameters(), lr=1e-3))
+    for step in s.steps(4):
+        seen.clear()
+        s.step(model(torch.ones(2, 1800, device=s.device)).square().mean())
+    sent = [each["collectives"] - seen[0]["collectives"] for each in seen]
+    later = [seen[-1]["products"] - each["products"] for each in seen]
+    total = float(sum(p.detach().sum() for p in model.parameters()))
+    print("FOUND", json.dumps([sent, later, total]))
+"""
+
+
+def test_a_compiled_models_gradients_leave_during_the_backward_pass(
+    gpus: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(COMPILED)
+    weights = []
+    for options in (("--compile",), ("--no-compile",)):
+        done = gpus.paceline(*("run", "train.py"), *options, directory=tmp_path, devices=2)
+        assert done.returncode == 0, done.stderr
+        sent, later, found = json.loads(done.stdout.partition("FOUND ")[2].partition("\n")[0])
+        weights.append(found)
+        # There are products to come when the first bucket has left.
+        assert any(n > 0 and left > 0 for n, left in zip(sent, later, strict=True)), (sent, later)
+        assert ("  compile   on, cut where buckets of gradients end" in done.stdout) == (
+            options == ("--compile",)
+        )
+    assert weights[0] == pytest.approx(weights[1], rel=1e-5)
+
+
 # It is told to stop within an exchange, where it may wait for the device.
 STOPPED = """
 import os, signal

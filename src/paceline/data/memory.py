@@ -170,7 +170,9 @@ class MemorySource(BatchSource):
     def describe(self) -> str:
         """Say what is kept where."""
         extra = "".join(f", {augment}" for augment in self._augment)
-        where = "mapped into the host's memory" if self._on_host else f"in memory on {self._device}"
+        where = f"in memory on {self._device}"
+        if self._on_host:
+            where = f"mapped into the host's memory{self._feed.describe()}"
         return f"{self._title}, {where}{extra}"
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What the opening lines say of a batch."""
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from paceline.training.engine import Engine
 from paceline.training.options import ComputeOptions, LoopOptions
 from paceline.training.run_record import run_metadata
 from paceline.training.run_record.run_metadata import (
+    _compile_line,
     _kernels_line,
     _peak_gpu_memory,
     _position,
@@ -71,28 +72,44 @@ def test_a_large_batch_is_written_as_other_numbers_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "shards", "fused", "told"),
+    ("device", "options", "shards", "chosen", "told"),
     [
-        ("cpu", "fp32", None, None, None),
-        ("cuda", "fp32", None, True, ", fused optimizer; faster: --precision bf16"),
-        ("cuda", "bf16", None, None, ""),
-        ("cuda", "fp32", 8, None, ""),  # other bits aren't proposed where bits count
+        ("cpu", {}, None, {"fused": True}, None),
+        (
+            "cuda",
+            {},
+            None,
+            {"fused": True, "foreach": False},
+            ", fused optimizer; faster: --precision bf16; perhaps faster: --cuda-graphs auto",
+        ),
+        # A script's own optimizer, which could be fused; and one that has no such kernel.
+        (
+            "cuda",
+            {"cuda_graphs": "auto"},
+            None,
+            {"fused": None, "foreach": None},
+            "; faster: --precision bf16, fused=True in the optimizer",
+        ),
+        ("cuda", {"precision": "bf16", "cuda_graphs": "on"}, None, {"foreach": None}, ""),
+        ("cuda", {"precision": "bf16", "compile": True}, None, {"fused": False}, ""),
+        # Other bits aren't proposed where bits count, and graphs can't be.
+        ("cuda", {}, 8, {"fused": None, "foreach": None}, ""),
     ],
 )
 def test_the_kernels_of_a_gpu_and_what_would_be_faster(
     device: str,
-    precision: str,
+    options: dict[str, Any],
     shards: int | None,
-    fused: bool | None,
+    chosen: dict[str, object],
     told: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_metadata, "has_bf16", lambda device: True)
     context = SimpleNamespace(
-        group=SimpleNamespace(device=torch.device(device)),
-        config=SimpleNamespace(compute=ComputeOptions(precision=precision)),  # type: ignore[arg-type]
+        group=SimpleNamespace(device=torch.device(device), world_size=1),
+        config=SimpleNamespace(compute=ComputeOptions(**options)),
         division=Division.of(shards, 1),
-        components=SimpleNamespace(optimizers=[SimpleNamespace(param_groups=[{"fused": fused}])]),
+        components=SimpleNamespace(optimizers=[SimpleNamespace(param_groups=[chosen])]),
     )
     lines = _kernels_line(cast(Engine, SimpleNamespace(context=context)))
     if told is None:
@@ -101,6 +118,24 @@ def test_the_kernels_of_a_gpu_and_what_would_be_faster(
         (line,) = lines
         assert line.startswith("  kernels   cuDNN")
         assert line.endswith(f"convolutions{told}")
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "told"),
+    [
+        ("cuda", False, []),
+        ("cuda", True, ["  compile   on, cut where buckets of gradients end"]),
+        ("cpu", True, ["  compile   on"]),
+    ],
+)
+def test_whether_models_are_compiled(device: str, compiled: bool, told: list[str]) -> None:
+    context = SimpleNamespace(
+        group=SimpleNamespace(device=torch.device(device), world_size=2),
+        config=SimpleNamespace(compute=ComputeOptions(compile=compiled)),
+        division=Division.of(None, 2),
+        compile_switch=None,
+    )
+    assert _compile_line(cast(Engine, SimpleNamespace(context=context))) == told
 
 
 @pytest.mark.parametrize(

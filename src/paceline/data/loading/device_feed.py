@@ -79,6 +79,10 @@ class DeviceFeed:
         """Copy a batch; what is computed next waits for it, what is computed now doesn't."""
         return self.finish(self.start(content))
 
+    def describe(self) -> str:
+        """Say for the start-up lines where copies run beside the device's work; else nothing."""
+        return ", copied while the GPU computes" if self.is_beside else ""
+
     def _whole(self, content: object) -> object:
         return content if self._device.type == "cpu" else move_whole(content, self._device)
 

@@ -183,7 +183,7 @@ class LoaderSource(BatchSource):
         name = type(self._dataset).__name__
         count = self._loader_workers
         readers = f"{count} loader processes per worker" if count else "read in each worker"
-        return f"{name}: {self.num_samples:,} samples, {readers}"
+        return f"{name}: {self.num_samples:,} samples, {readers}{self._feed.describe()}"
 
     def close(self) -> None:
         """End the loader processes; those that don't end within seconds are killed."""

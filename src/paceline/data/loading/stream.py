@@ -160,7 +160,8 @@ class StreamSource(BatchSource):
 
     def describe(self) -> str:
         """Say what is read."""
-        return f"{type(self._dataset).__name__}, a stream that every worker reads whole"
+        name = type(self._dataset).__name__
+        return f"{name}, a stream that every worker reads whole{self._feed.describe()}"
 
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""

@@ -14,7 +14,7 @@ from torch import nn
 from paceline._version import __version__
 from paceline.distributed.cpu_threads import describe_cores
 from paceline.distributed.describe import describe_placement
-from paceline.distributed.device import cpu_name, describe_device, has_bf16
+from paceline.distributed.device import cpu_name, describe_device, has_bf16, has_fused
 from paceline.distributed.group import Group
 from paceline.files import write_json
 from paceline.launch.worker_count import usable_cores
@@ -23,7 +23,9 @@ from paceline.optim.rate import scaled_lr
 from paceline.options.figures import show_short_percent
 from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.components import cuts_at_buckets
 from paceline.training.config import TrainRequest
+from paceline.training.cuda_graphs import why_no_graphs
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.options import LoopOptions
@@ -200,8 +202,7 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     lines += _target_line(context.config.loop)
     if method_of(context.config) not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
-    if context.compile_switch is not None:
-        lines.append(f"  compile   {context.compile_switch.label}")
+    lines += _compile_line(engine)
     if context.graph_switch is not None:
         lines.append(f"  graphs    {context.graph_switch.label}")
     # Where the run is kept, and the step it goes on from.
@@ -224,14 +225,40 @@ def _target_line(loop: LoopOptions) -> list[str]:
 def _kernels_line(engine: Engine) -> list[str]:
     """Say what was chosen on a GPU, and what would be faster. Empty on CPUs."""
     context = engine.context
-    device, options = context.group.device, context.config.compute
-    kernels = describe_kernels(device)
+    group, options, exact = context.group, context.config.compute, context.division.is_fixed
+    kernels = describe_kernels(group.device)
     if not kernels:
         return []
-    fused = any(o.param_groups[0].get("fused") for o in context.components.optimizers)
-    kernels += ", fused optimizer" if fused else ""
-    faster = options.precision == "fp32" and not context.division.is_fixed and has_bf16(device)
-    return [f"  kernels   {kernels}" + ("; faster: --precision bf16" if faster else "")]
+    first_groups = [optimizer.param_groups[0] for optimizer in context.components.optimizers]
+    kernels += ", fused optimizer" if any(first.get("fused") for first in first_groups) else ""
+    faster = []
+    if options.precision == "fp32" and not exact and has_bf16(group.device):
+        faster.append("--precision bf16")
+    # A script's own, for which nobody has chosen; those that we build have `foreach` set.
+    if not exact and has_fused(group.device) and any(map(_could_be_fused, first_groups)):
+        faster.append("fused=True in the optimizer")
+    tips = [f"faster: {', '.join(faster)}"] if faster else []
+    shards = context.division.parts if exact else None
+    if options.cuda_graphs == "off" and why_no_graphs(options, shards, group) is None:
+        tips.append("perhaps faster: --cuda-graphs auto")
+    return ["; ".join([f"  kernels   {kernels}", *tips])]
+
+
+def _compile_line(engine: Engine) -> list[str]:
+    """Say whether models are compiled; empty where nobody asks for it."""
+    context = engine.context
+    if context.compile_switch is not None:
+        return [f"  compile   {context.compile_switch.label}"]
+    options = context.config.compute
+    if not options.compile:
+        return []
+    cuts = cuts_at_buckets(options, context.group, exact=context.division.is_fixed)
+    return ["  compile   on" + (", cut where buckets of gradients end" if cuts else "")]
+
+
+def _could_be_fused(first: Mapping[str, object]) -> bool:
+    """Tell whether an optimizer has a fused kernel, and its first group no choice. Pure."""
+    return first.get("fused", True) is None and first.get("foreach", True) is None
 
 
 def unseeded_line(names: Sequence[str]) -> str:

@@ -317,3 +317,77 @@ def test_an_accuracy_that_is_no_share_is_named(
 
     run_ranks(1, body)
     assert capfd.readouterr().out.count("should lie between 0 and 1") == int(accuracy > 1)
+
+
+class Cosine:
+    """A schedule that is no scheduler of torch's, as libraries of models have it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._turn = optimizer, 0
+
+    def step(self) -> None:
+        self._turn += 1
+        self._optimizer.param_groups[0]["weight_decay"] = 1e-2 * self._turn
+
+    def state_dict(self) -> dict[str, object]:
+        return {"turn": self._turn}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self._turn = int(str(state["turn"]))
+
+
+class CrashError(Exception):
+    """Ends a training at once."""
+
+
+def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -> list[Tensor]:
+    """Change rates, weights, schedules and values before and behind each epoch's batches."""
+    flag = StopFlag(under_launcher=True)
+    with suppress(CrashError), session_on(group, directory, {"sync": sync}, flag) as s:
+        model = s.model(net())
+        optimizer = s.optimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+        own = s.keep(Cosine(optimizer), name="own")
+        step, kept = s.scheduler(StepLR(optimizer, 1, 0.7)), s.keep(turns=0)
+        batches = s.loader(training_set(), global_batch=BATCH)
+        with suppress(InterruptedTraining):
+            for epoch in s.epochs(3):
+                own.step()
+                optimizer.param_groups[0]["momentum"] *= 0.9
+                if sync == "allreduce":
+                    with torch.no_grad():
+                        next(model.parameters()).mul_(0.5)
+                for place, (x, y) in enumerate(map(pair_of, batches)):
+                    s.step(F.cross_entropy(model(x), y))
+                    if (epoch, place, stop) == (1, 3, "within"):
+                        flag.name = "SIGTERM"
+                own.step()
+                step.step()
+                kept.turns += 1
+                if (epoch, stop) == (1, "behind"):
+                    s.snapshot(must=True)
+                    s.engine.snapshots.flush()
+                    s.barrier()
+                    raise CrashError
+                s.log(rate=optimizer.param_groups[0]["lr"])
+        options = optimizer.param_groups[0]
+        figures = [options["lr"], options["momentum"], options["weight_decay"], kept.turns]
+        return [torch.tensor(figures), *weights_of(model)]
+    return []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("sync", ["allreduce", "local"])
+@pytest.mark.parametrize("stop", ["within", "behind"])
+@pytest.mark.core_cases(3)
+def test_what_a_loop_changes_around_its_batches_is_changed_once(
+    stop: str, sync: str, world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed training runs the lines around an epoch's batches again."""
+    whole = run_ranks(world_size, change_around_batches, tmp_path / "whole", "never", sync)[0]
+    run_ranks(world_size, change_around_batches, tmp_path / "legs", stop, sync)
+    capfd.readouterr()
+    resumed = run_ranks(world_size, change_around_batches, tmp_path / "legs", "never", sync)[0]
+    assert all(map(torch.equal, resumed, whole))
+    said = capfd.readouterr().out
+    changed = "momentum, weight_decay, own" + (", weights" if sync == "allreduce" else "")
+    assert said.count(f"as in the snapshot again: {changed}\n") == 1

@@ -46,6 +46,10 @@ from paceline.training.weight_average import WeightAverage
 _MAX_ACCUMULATED = 64
 """Steps without an update that may be about gradients for the next one. Beyond, nothing waits."""
 
+_DONE_TWICE = (
+    "resumed within an epoch, whose loop has run its lines before the first batch a second time; "
+    "what they change is as in the snapshot again: {names}"
+)
 _BEHIND_LOADER = (
     "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
     "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
@@ -144,14 +148,15 @@ class Engine:
             restored = self.snapshots.restore_newest()
         if restored is not None:
             progress.resume(restored)
-            if restored.step_in_epoch and components.train_loader is not None:
-                components.note_resumed()
         self.first_step = progress.state.step
         self.step.updated = self.first_step - 1
         # What takes part in the steps goes on from there.
         self.sync.setup(progress.state.step)
         for setup in context.hooks.setup:
             setup(components, progress.state, self.snapshots.restored)
+        reloading = self.snapshots.take_reloading()
+        if restored is not None and restored.step_in_epoch and progress.plan is not None:
+            components.note_resumed(reloading)
         self.announce(self)
         progress.lap()
         self.note.operation, self.note.has_begun = "script", True
@@ -179,7 +184,7 @@ class Engine:
         state, has_epochs = progress.state, self.counting.by == "batches"
         if not epoch.is_open:
             return
-        epoch.is_open = False
+        epoch.is_open, context.components.behind_batches = False, None
         if not has_epochs and not state.step:
             return  # a script that trained nothing
         self._close_pass()
@@ -241,9 +246,7 @@ class Engine:
             UsageError: Not within `epochs`, or for a second time in one epoch.
         """
         context, epoch, progress = self.context, self.epoch, self.context.progress
-        refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
-        epoch.passed, epoch.left = True, False
-        context.components.put_back()
+        self._begin_pass()
         state, step_profiler, number = (
             progress.state,
             context.optimizer_step.step_profiler,
@@ -291,11 +294,20 @@ class Engine:
             self._stop_on_signal()
             self._read_ahead(loader)
             self._close_pass()
+            context.components.note_end_of_batches()
         except GeneratorExit:  # the script leaves its loop early
             epoch.left = epoch.is_open and state.epoch == number
+            context.components.note_end_of_batches()
             note.operation = "script"
             raise
         note.operation = "script"
+
+    def _begin_pass(self) -> None:
+        context, epoch = self.context, self.epoch
+        refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
+        epoch.passed, epoch.left = True, False
+        if undone := context.components.put_back():
+            context.optimizer_step.report_once(_DONE_TWICE.format(names=", ".join(undone)))
 
     def backward(
         self,

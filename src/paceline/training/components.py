@@ -3,6 +3,7 @@
 Models are prepared here: moved to the device, given a memory format and SyncBatchNorm, compiled.
 """
 
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ from paceline.training.run_record.numerics import refuses_nondeterministic
 from paceline.training.snapshots.script_state import KeptValues, LoopState, PerPartState, Stateful
 from paceline.training.weight_average import WeightAverage
 
+UNKNOWN_SCHEDULER = (
+    "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
+    "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
+    "s.steps_done"
+)
+
 
 @final
 @dataclass(kw_only=True)
@@ -56,6 +63,7 @@ class Components:
     """Whether images and convolutions are laid out channels-last."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
+    _looks_for_schedulers: bool = True
     average: WeightAverage | None = None
     """The moving average of the weights, with `--ema`; evaluations take it."""
 
@@ -129,7 +137,9 @@ class Components:
         load_weights = resumed.load_weights
         if load_weights is not None and self._tensors() != resumed.tensors and load_weights():
             changed.append("weights")
-        resumed.loop.put_back()
+        # Those set the rates they begin with: under others they would go on wrongly.
+        begun_anew = [scheduler.optimizer for scheduler in self.unknown_schedulers()]
+        resumed.loop.put_back(leave=begun_anew)
         return changed
 
     def note_end_of_batches(self) -> None:
@@ -139,6 +149,11 @@ class Components:
         so a snapshot taken there has these.
         """
         self.behind_batches = self._loop_state()
+
+    def makes_schedulers(self) -> bool:
+        """Tell whether the loop, which is running, has made a scheduler for itself; asked once."""
+        looks, self._looks_for_schedulers = self._looks_for_schedulers, False
+        return looks and not self.has_unknown_scheduler() and bool(self.unknown_schedulers())
 
     def _loop_state(self) -> LoopState:
         kept = {n: one for n, one in self.stateful().items() if not isinstance(one, Loader)}
@@ -197,6 +212,30 @@ class Components:
         keeps_objects = not all(isinstance(kept, plain) for kept in self.others.values())
         scheduled = [o for o in self.optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
         return not keeps_objects and any(id(optimizer) not in known for optimizer in scheduled)
+
+    def unknown_schedulers(self) -> list[LRScheduler]:
+        """Find schedulers of the optimizers here that no snapshot has; takes some 50 ms. Local.
+
+        Those that a loop makes for itself, such as a warm-up in the first epoch.
+        """
+        known = set[int]()
+        reachable: list[object] = [*self.schedulers, *self.others.values()]
+        while reachable:
+            one = reachable.pop()
+            parts = one if isinstance(one, list | tuple) else vars(one).values()
+            known.add(id(one))
+            reachable += [
+                part
+                for part in parts
+                if isinstance(part, LRScheduler | list | tuple) and id(part) not in known
+            ]
+        return [
+            one
+            for one in gc.get_objects()
+            if issubclass(type(one), LRScheduler)
+            and id(one) not in known
+            and any(vars(one).get("optimizer") is optimizer for optimizer in self.optimizers)
+        ]
 
     def have_synced_batchnorm(self) -> bool:
         """Tell whether a model has PyTorch's own SyncBatchNorm: its forward pass is collective."""

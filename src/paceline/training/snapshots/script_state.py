@@ -105,14 +105,24 @@ class LoopState:
         ]
         return list(dict.fromkeys(names))
 
-    def put_back(self) -> None:
-        """Undo what the script has changed since. Local to the worker."""
-        self._set(self._options)
+    def put_back(self, leave: Sequence[Optimizer] = ()) -> None:
+        """Undo what the script has changed since. Local to the worker.
+
+        Args:
+            leave: Optimizers whose options stay as they are.
+        """
+        self._set(self._options, leave)
         for name, one in self._objects.items():
             one.load_state_dict(decode(*self._states[name]))  # type: ignore[arg-type]  # as saved
 
-    def _set(self, options: Sequence[Sequence[Mapping[str, object]]]) -> None:
+    def _set(
+        self,
+        options: Sequence[Sequence[Mapping[str, object]]],
+        leave: Sequence[Optimizer] = (),
+    ) -> None:
         for optimizer, groups in zip(self._optimizers, options, strict=True):
+            if any(optimizer is one for one in leave):
+                continue
             for group, own in zip(optimizer.param_groups, groups, strict=False):
                 group.update(own)
 

@@ -424,6 +424,7 @@ def test_a_scheduler_that_the_loop_makes_is_named(
     assert rate <= 0.1
     said = capfd.readouterr().out
     assert said.count("a learning-rate scheduler that the session doesn't know") == is_made_in_loop
+    assert "as in the snapshot again" not in said
 
 
 def read_ahead(batches: Iterable[object]) -> Iterator[object]:

@@ -131,14 +131,16 @@ class Components:
         resumed, self.resumed = self.resumed, None
         if resumed is None:
             return []
+        # Such schedulers set the rates they begin with: under others they would go on wrongly.
+        begun_anew = [scheduler.optimizer for scheduler in self.unknown_schedulers()]
         changed = [
-            n for n in resumed.loop.changed() if not isinstance(self.others.get(n), KeptValues)
+            n
+            for n in resumed.loop.changed(begun_anew)
+            if not isinstance(self.others.get(n), KeptValues)
         ]
         load_weights = resumed.load_weights
         if load_weights is not None and self._tensors() != resumed.tensors and load_weights():
             changed.append("weights")
-        # Those set the rates they begin with: under others they would go on wrongly.
-        begun_anew = [scheduler.optimizer for scheduler in self.unknown_schedulers()]
         resumed.loop.put_back(leave=begun_anew)
         return changed
 

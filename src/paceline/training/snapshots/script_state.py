@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from itertools import chain
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
@@ -89,12 +88,16 @@ class LoopState:
         finally:
             self._set(now)
 
-    def changed(self) -> list[str]:
-        """Name what the script has changed since."""
-        options = _options_of(self._optimizers)
+    def changed(self, leave: Sequence[Optimizer] = ()) -> list[str]:
+        """Name what the script has changed since, but options of these optimizers."""
+        now_and_then = zip(
+            self._optimizers, _options_of(self._optimizers), self._options, strict=True
+        )
         names = [
             key
-            for then, now in zip(chain(*self._options), chain(*options), strict=False)
+            for optimizer, own, before in now_and_then
+            if not any(optimizer is one for one in leave)
+            for now, then in zip(own, before, strict=False)
             for key in now
             if not _alike(then.get(key), now[key])
         ]

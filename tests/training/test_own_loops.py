@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
@@ -317,3 +318,242 @@ def test_an_accuracy_that_is_no_share_is_named(
 
     run_ranks(1, body)
     assert capfd.readouterr().out.count("should lie between 0 and 1") == int(accuracy > 1)
+
+
+class Cosine:
+    """A schedule that is no scheduler of torch's, as libraries of models have it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._turn = optimizer, 0
+
+    def step(self) -> None:
+        self._turn += 1
+        self._optimizer.param_groups[0]["weight_decay"] = 1e-2 * self._turn
+
+    def state_dict(self) -> dict[str, object]:
+        return {"turn": self._turn}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self._turn = int(str(state["turn"]))
+
+
+class CrashError(Exception):
+    """Ends a training at once."""
+
+
+def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -> list[Tensor]:
+    """Change rates, weights, schedules and values before and behind each epoch's batches."""
+    flag = StopFlag(under_launcher=True)
+    with suppress(CrashError), session_on(group, directory, {"sync": sync}, flag) as s:
+        model = s.model(net())
+        optimizer = s.optimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+        own = s.keep(Cosine(optimizer), name="own")
+        step, kept = s.scheduler(StepLR(optimizer, 1, 0.7)), s.keep(turns=0)
+        batches = s.loader(training_set(), global_batch=BATCH)
+        with suppress(InterruptedTraining):
+            for epoch in s.epochs(3):
+                own.step()
+                optimizer.param_groups[0]["momentum"] *= 0.9
+                if sync == "allreduce":
+                    with torch.no_grad():
+                        next(model.parameters()).mul_(0.5)
+                for place, (x, y) in enumerate(map(pair_of, batches)):
+                    s.step(F.cross_entropy(model(x), y))
+                    if (epoch, place, stop) == (1, 3, "within"):
+                        flag.name = "SIGTERM"
+                own.step()
+                step.step()
+                kept.turns += 1
+                if (epoch, stop) == (1, "behind"):
+                    s.snapshot(must=True)
+                    s.engine.snapshots.flush()
+                    s.barrier()
+                    raise CrashError
+                s.log(rate=optimizer.param_groups[0]["lr"])
+        options = optimizer.param_groups[0]
+        figures = [options["lr"], options["momentum"], options["weight_decay"], kept.turns]
+        return [torch.tensor(figures), *weights_of(model)]
+    return []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("sync", ["allreduce", "local"])
+@pytest.mark.parametrize("stop", ["within", "behind"])
+@pytest.mark.core_cases(3)
+def test_what_a_loop_changes_around_its_batches_is_changed_once(
+    stop: str, sync: str, world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed training runs the lines around an epoch's batches again."""
+    whole = run_ranks(world_size, change_around_batches, tmp_path / "whole", "never", sync)[0]
+    run_ranks(world_size, change_around_batches, tmp_path / "legs", stop, sync)
+    capfd.readouterr()
+    resumed = run_ranks(world_size, change_around_batches, tmp_path / "legs", "never", sync)[0]
+    assert all(map(torch.equal, resumed, whole))
+    said = capfd.readouterr().out
+    changed = "momentum, weight_decay, own" + (", weights" if sync == "allreduce" else "")
+    assert said.count(f"as in the snapshot again: {changed}\n") == 1
+
+
+@pytest.mark.parametrize("is_made_in_loop", [True, False])
+def test_a_scheduler_that_the_loop_makes_is_named(
+    is_made_in_loop: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed one begins anew, with the rate that it sets itself."""
+
+    def train(s: Session, model: torch.nn.Module, batches: Loader, stop: int | None) -> None:
+        optimizer = s.engine.context.components.optimizers[0]
+        warm_up = LinearLR(optimizer, 0.001, total_iters=7) if is_made_in_loop else None
+        for x, y in map(pair_of, batches):
+            s.step(F.cross_entropy(model(x), y))
+            if warm_up is not None:
+                warm_up.step()
+            if s.steps_done == stop:
+                s.engine.stop_flag.name = "SIGTERM"
+
+    def body(group: Group, stop: int | None) -> float:
+        with parts(group, tmp_path) as (s, model, optimizer, batches):
+            after = StepLR(optimizer, 1, 0.5)
+            s.scheduler(SequentialLR(optimizer, [after, StepLR(optimizer, 1)], [5]))
+            with suppress(InterruptedTraining):
+                for _ in s.epochs(1):
+                    train(s, model, batches, stop)
+            return float(optimizer.param_groups[0]["lr"])
+
+    run_ranks(1, body, 4)
+    (rate,) = run_ranks(1, body, None)
+    assert rate <= 0.1
+    said = capfd.readouterr().out
+    assert said.count("a learning-rate scheduler that the session doesn't know") == is_made_in_loop
+    assert "as in the snapshot again" not in said
+
+
+def read_ahead(batches: Iterable[object]) -> Iterator[object]:
+    """Give each batch when the next one has been asked for, as prefetchers do."""
+    given = iter(batches)
+    held = next(given)
+    for batch in given:
+        yield held
+        held = batch
+    yield held
+
+
+def test_a_loop_that_runs_behind_its_loader_is_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with parts(group, tmp_path) as (s, model, _, batches):
+            for _ in s.epochs(2):
+                for x, y in map(pair_of, read_ahead(batches)):
+                    s.step(F.cross_entropy(model(x), y))
+
+    run_ranks(1, body)
+    said = capfd.readouterr().out
+    assert said.count("asks for the next batch before it has trained on the one before") == 1
+    assert "such steps aren't counted" not in said
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loader_that_another_thread_iterates_is_refused(world_size: int, tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with (
+            parts(group, tmp_path) as (s, _, _, batches),
+            ThreadPoolExecutor(1) as reader,
+        ):
+            for _ in s.epochs(1):
+                reader.submit(next, iter(batches)).result()
+
+    with pytest.raises(RankError, match="iterated in another thread"):
+        run_ranks(world_size, body)
+
+
+def test_a_loader_that_is_trained_on_behind_another_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first one to shuffle, a dictionary's `val`, say, is the training's."""
+
+    def body(group: Group) -> None:
+        with parts(group, tmp_path) as (s, model, _, val):
+            train = s.loader(training_set(), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for x, y in map(pair_of, train):
+                    s.step(F.cross_entropy(model(x), y))
+                assert sum(1 for _ in val) == 8
+
+    run_ranks(1, body)
+    said = capfd.readouterr().out
+    assert said.count("weren't about batches of the training loader") == 1
+    assert "no s.step(loss)" not in said
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_optimizer_that_steps_within_the_backward_pass_is_refused(
+    is_known: bool, tmp_path: Path
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            for parameter in model.parameters():
+                optimizer = torch.optim.SGD([parameter], 0.1)
+                if is_known:
+                    s.optimizer(optimizer)
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, optimizer=optimizer: optimizer.step()
+                )
+            batches = s.loader(training_set(), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for x, y in map(pair_of, batches):
+                    s.backward(F.cross_entropy(model(x), y))
+
+    with pytest.raises(RankError, match=r"SGD.step\(\) within the backward pass"):
+        run_ranks(2, body)
+
+
+def test_a_hook_that_drops_gradients_is_named(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        drops: list[int] = []
+
+        def drop(parameter: Tensor) -> None:
+            if drops:
+                parameter.grad = None
+
+        with session_on(group, tmp_path) as s:
+            model = net()
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(drop)
+            s.optimizer(sgd(s.model(model)))
+            batches = s.loader(training_set(), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for place, (x, y) in enumerate(map(pair_of, batches)):
+                    drops += [place] * (place == 2)
+                    s.step(F.cross_entropy(model(x), y))
+
+    with pytest.raises(RankError, match=r"the gradient of .* is gone within the backward pass"):
+        run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("start", "is_wrapped", "told"),
+    [("0", False, 1), ("1", True, 1), ("s.steps_done % 8", False, 0), ("", False, 0)],
+)
+def test_batches_that_are_counted_anew_in_a_resumed_epoch_are_named(
+    start: str, is_wrapped: bool, told: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group, stop: int | None) -> None:
+        flag = StopFlag(under_launcher=True)
+        with session_on(group, tmp_path, flag=flag) as s, suppress(InterruptedTraining):
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(training_set(), global_batch=BATCH)
+            for _ in s.epochs(2):
+                given: Iterable[object] = (b for b in batches) if is_wrapped else batches
+                first = {"": 0, "0": 0, "1": 1}.get(start, s.steps_done % 8)
+                counted = enumerate(given, first) if start else ((0, b) for b in given)
+                for _, batch in counted:
+                    x, y = pair_of(batch)
+                    s.step(F.cross_entropy(model(x), y))
+                    flag.name = "SIGTERM" if s.steps_done == stop else None
+
+    run_ranks(1, body, 11)
+    assert "count anew" not in capfd.readouterr().out
+    run_ranks(1, body, None)
+    assert capfd.readouterr().out.count("resumed behind batch 3 of this epoch") == told

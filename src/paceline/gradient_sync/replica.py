@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
-from paceline.errors import JobError
+from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
@@ -301,7 +301,12 @@ class Replica:
     def _reach(self, name: str, parameter: Tensor) -> None:
         self._reached[name] = self._reached.get(name, 0) + self.syncing
         if self._departures is not None and self.syncing and self.used:
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                raise UsageError(
+                    f"the gradient of {name} is gone within the backward pass: a hook of the "
+                    "script's has dropped it before the workers' were combined. Do so behind "
+                    "s.backward(loss)"
+                )
             self._departures.arrive(name, parameter.grad)
 
     def _find_unused(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 Models are prepared here: moved to the device, given a memory format and SyncBatchNorm, compiled.
 """
 
+import gc
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.checkpoint.flatten import restore_optimizer
+from paceline.checkpoint.state_encoding import decode
 from paceline.data.batch import map_tensors
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
@@ -29,8 +31,14 @@ from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
 from paceline.training.options import ComputeOptions, Precision
 from paceline.training.run_record.numerics import refuses_nondeterministic
-from paceline.training.snapshots.script_state import KeptValues, PerPartState, State, Stateful
+from paceline.training.snapshots.script_state import KeptValues, LoopState, PerPartState, Stateful
 from paceline.training.weight_average import WeightAverage
+
+UNKNOWN_SCHEDULER = (
+    "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
+    "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
+    "s.steps_done"
+)
 
 
 @final
@@ -46,12 +54,16 @@ class Components:
     per_part: PerPartState = field(default_factory=PerPartState)
     """What every worker, or every shard, has a state of its own of."""
 
-    resumed: list[tuple[KeptValues, State]] = field(default_factory=list)
-    """What plain values were in a snapshot that was taken within an epoch."""
+    resumed: "ResumedState | None" = None
+    """What a snapshot that was taken within an epoch has put here, until its next batch."""
+    behind_batches: LoopState | None = None
+    """What the script's loop had set when an epoch's batches came to their end, until the epoch's
+    does."""
     channels_last: bool = False
     """Whether images and convolutions are laid out channels-last."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
+    _looks_for_schedulers: bool = True
     average: WeightAverage | None = None
     """The moving average of the weights, with `--ema`; evaluations take it."""
 
@@ -95,22 +107,70 @@ class Components:
                 f"a model can't be named {name!r}: give it a plain word such as 'generator'"
             )
 
-    def note_resumed(self) -> None:
-        """Remember what the script keeps, as a snapshot taken within an epoch has it. Local.
+    def note_resumed(self, load_weights: Callable[[], bool] | None) -> None:
+        """Remember what a snapshot taken within an epoch has put here. Local.
 
-        The script runs the beginning of that epoch's body a second time, and may set there anew
-        what has been changed since, such as a hidden state.
+        The script runs the beginning of that epoch's body a second time, and may change there what
+        it has changed before: step a schedule, set a hidden state anew, rescale weights.
+
+        Args:
+            load_weights: Gives models and optimizers the snapshot's tensors once more, and tells
+                whether a weight was another; None where each worker has its own.
         """
-        kept = [one for one in self.others.values() if isinstance(one, KeptValues)]
-        self.resumed = [(one, KeptValues.copy(one)) for one in kept]  # its values may have any name
+        self.resumed = ResumedState(self._loop_state(), self._tensors(), load_weights)
         self.per_part.note_resumed()
 
-    def put_back(self) -> None:
-        """Undo what the script has changed of it since: the epoch's first batch follows. Local."""
-        for kept, copy in self.resumed:
-            KeptValues.put_back(kept, copy)
-        self.resumed = []
+    def put_back(self) -> list[str]:
+        """Undo what the script has changed since; the epoch's first batch follows. Local.
+
+        Returns:
+            What that was, besides values that it keeps.
+        """
+        self.behind_batches = None
         self.per_part.put_back()
+        resumed, self.resumed = self.resumed, None
+        if resumed is None:
+            return []
+        # Such schedulers set the rates they begin with: under others they would go on wrongly.
+        begun_anew = [scheduler.optimizer for scheduler in self.unknown_schedulers()]
+        changed = [
+            n
+            for n in resumed.loop.changed(begun_anew)
+            if not isinstance(self.others.get(n), KeptValues)
+        ]
+        load_weights = resumed.load_weights
+        if load_weights is not None and self._tensors() != resumed.tensors and load_weights():
+            changed.append("weights")
+        resumed.loop.put_back(leave=begun_anew)
+        return changed
+
+    def note_end_of_batches(self) -> None:
+        """Remember what the script's loop has set by the end of an epoch's batches. Local.
+
+        A training that is resumed behind them does again what follows, such as a schedule's step:
+        so a snapshot taken there has these.
+        """
+        self.behind_batches = self._loop_state()
+
+    def makes_schedulers(self) -> bool:
+        """Tell whether the loop, which is running, has made a scheduler for itself; asked once."""
+        looks, self._looks_for_schedulers = self._looks_for_schedulers, False
+        return looks and not self.has_unknown_scheduler() and bool(self.unknown_schedulers())
+
+    def _loop_state(self) -> LoopState:
+        kept = {n: one for n, one in self.stateful().items() if not isinstance(one, Loader)}
+        return LoopState(self.optimizers, kept)
+
+    def _tensors(self) -> list[tuple[int, int]]:
+        """Tell tensors apart, and what they held: any change in place makes it another."""
+        slots = (
+            value
+            for optimizer in self.optimizers
+            for state in optimizer.state.values()
+            for value in state.values()
+        )
+        found = [*self.named_parameters().values(), *(s for s in slots if isinstance(s, Tensor))]
+        return [(id(tensor), tensor._version) for tensor in found]
 
     def check_optimizers(self) -> None:
         """Refuse an optimizer of parameters that no model here has.
@@ -155,6 +215,30 @@ class Components:
         scheduled = [o for o in self.optimizers if hasattr(o.step, "_wrapped_by_lr_sched")]
         return not keeps_objects and any(id(optimizer) not in known for optimizer in scheduled)
 
+    def unknown_schedulers(self) -> list[LRScheduler]:
+        """Find schedulers of the optimizers here that no snapshot has; takes some 50 ms. Local.
+
+        Those that a loop makes for itself, such as a warm-up in the first epoch.
+        """
+        known = set[int]()
+        reachable: list[object] = [*self.schedulers, *self.others.values()]
+        while reachable:
+            one = reachable.pop()
+            parts = one if isinstance(one, list | tuple) else vars(one).values()
+            known.add(id(one))
+            reachable += [
+                part
+                for part in parts
+                if isinstance(part, LRScheduler | list | tuple) and id(part) not in known
+            ]
+        return [
+            one
+            for one in gc.get_objects()
+            if issubclass(type(one), LRScheduler)
+            and id(one) not in known
+            and any(vars(one).get("optimizer") is optimizer for optimizer in self.optimizers)
+        ]
+
     def have_synced_batchnorm(self) -> bool:
         """Tell whether a model has PyTorch's own SyncBatchNorm: its forward pass is collective."""
         return any(isinstance(layer, nn.SyncBatchNorm) for layer in self.model.modules())
@@ -169,6 +253,18 @@ class Components:
         """Name everything with a state besides models and optimizers."""
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}
         return {**numbered, **self.others}
+
+    def states(self) -> dict[str, object]:
+        """Give the state that snapshots have of each of these, by name."""
+        before = {} if self.behind_batches is None else self.behind_batches.states()
+        return {
+            name: decode(*before[name]) if name in before else one.state_dict()
+            for name, one in self.stateful().items()
+        }
+
+    def options_to_save(self) -> AbstractContextManager[None]:
+        """Give the optimizers, for a block, the options that snapshots have. Local."""
+        return nullcontext() if self.behind_batches is None else self.behind_batches.in_options()
 
     def schedule_state(self) -> list[object]:
         """Give what a step of a learning-rate schedule changes."""
@@ -221,6 +317,18 @@ class Components:
         """Drop the gradients of all models."""
         for model in self.models.values():
             model.zero_grad(set_to_none=True)
+
+
+@final
+@dataclass(frozen=True)
+class ResumedState:
+    """What a snapshot that was taken within an epoch has brought."""
+
+    loop: LoopState
+    tensors: Sequence[tuple[int, int]]
+    """Which parameters and optimizers' tensors there were, and in which version."""
+    load_weights: Callable[[], bool] | None
+    """As `Components.note_resumed` takes it."""
 
 
 def takes_channels_last(module: nn.Module, options: ComputeOptions) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from threading import get_ident
 from time import perf_counter
 from typing import final
 
@@ -16,20 +17,28 @@ from paceline.gradient_sync.buffers import stand_in_mode
 from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
+    BEHIND_LOADER,
+    COUNTED_FROM_ZERO,
+    DONE_TWICE,
+    READ_AHEAD,
+    WITHOUT_LOADER,
+    WITHOUT_STEP,
     Loader,
+    counts_from,
     refuse_beside_training,
     refuse_between_shards,
     refuse_eval_batch,
     refuse_pass,
 )
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.components import UNKNOWN_SCHEDULER
 from paceline.training.context import CountedBy, OpenEpoch, OpenStep, StepCounter, TrainingContext
 from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
 from paceline.training.loss_weights import LossWeights, check_loss
-from paceline.training.optimizer_step import UNUSED_GRADIENTS
+from paceline.training.optimizer_step import UNUSED_GRADIENTS, refuse_in_backward
 from paceline.training.options import LoopOptions
 from paceline.training.snapshots.manager import SnapshotManager
 from paceline.training.status_exchange import (
@@ -45,22 +54,6 @@ from paceline.training.weight_average import WeightAverage
 
 _MAX_ACCUMULATED = 64
 """Steps without an update that may be about gradients for the next one. Beyond, nothing waits."""
-
-_BEHIND_LOADER = (
-    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
-    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
-    "to the session first"
-)
-_WITHOUT_STEP = (
-    "an epoch has ended without a step: its loop over the training loader was left before the "
-    "first, by `break`, or as the other loader of a zip() gave nothing"
-)
-_WITHOUT_LOADER = (
-    "a step within s.epochs() without a training loader that the session knows: each worker trains "
-    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
-    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
-    "s.steps(count)"
-)
 
 
 @final
@@ -80,6 +73,8 @@ class Engine:
     announce: "Callable[[Engine], None]"
     """Called once the position is known: tells the user what begins."""
     begun: bool = False
+    thread: int = 0
+    """The one in which it has begun."""
     first_step: int = 0
     """Steps of the training that were done when it began here."""
     figures: Metrics = field(default_factory=dict)
@@ -131,7 +126,7 @@ class Engine:
     def begin(self) -> None:
         """Restore the newest snapshot, if there is one, and start the clock."""
         context, components, progress = self.context, self.context.components, self.context.progress
-        self.begun = True
+        self.begun, self.thread = True, get_ident()
         self.note.operation = "restore"
         # Where the training stands: at its first step, or where the snapshot was taken.
         progress.begin()
@@ -144,14 +139,15 @@ class Engine:
             restored = self.snapshots.restore_newest()
         if restored is not None:
             progress.resume(restored)
-            if restored.step_in_epoch and components.train_loader is not None:
-                components.note_resumed()
         self.first_step = progress.state.step
         self.step.updated = self.first_step - 1
         # What takes part in the steps goes on from there.
         self.sync.setup(progress.state.step)
         for setup in context.hooks.setup:
             setup(components, progress.state, self.snapshots.restored)
+        reloading = self.snapshots.take_reloading()
+        if restored is not None and restored.step_in_epoch and progress.plan is not None:
+            components.note_resumed(reloading)
         self.announce(self)
         progress.lap()
         self.note.operation, self.note.has_begun = "script", True
@@ -179,14 +175,14 @@ class Engine:
         state, has_epochs = progress.state, self.counting.by == "batches"
         if not epoch.is_open:
             return
-        epoch.is_open = False
+        epoch.is_open, context.components.behind_batches = False, None
         if not has_epochs and not state.step:
             return  # a script that trained nothing
         self._close_pass()
         self.note.operation = "epoch end"
         context.optimizer_step.report_without_update(state.step - 1 - self.step.updated)
         if has_epochs and progress.plan and not state.step_in_epoch:
-            context.optimizer_step.report_once(_WITHOUT_STEP)
+            context.optimizer_step.report_once(WITHOUT_STEP)
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
         state.train_loss = trained.mean_loss if trained.samples else None
@@ -241,9 +237,7 @@ class Engine:
             UsageError: Not within `epochs`, or for a second time in one epoch.
         """
         context, epoch, progress = self.context, self.epoch, self.context.progress
-        refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
-        epoch.passed, epoch.left = True, False
-        context.components.put_back()
+        self._begin_pass()
         state, step_profiler, number = (
             progress.state,
             context.optimizer_step.step_profiler,
@@ -290,12 +284,34 @@ class Engine:
             epoch.lr = last_lr(progress, context.components.optimizers)
             self._stop_on_signal()
             self._read_ahead(loader)
-            self._close_pass()
+            self._end_batches()
         except GeneratorExit:  # the script leaves its loop early
             epoch.left = epoch.is_open and state.epoch == number
+            context.components.note_end_of_batches()
             note.operation = "script"
             raise
         note.operation = "script"
+
+    def _end_batches(self) -> None:
+        """End a pass that has come to its end; the script's loop is still in it."""
+        self._close_pass()
+        self.context.components.note_end_of_batches()
+        if self.context.components.makes_schedulers():
+            self.context.optimizer_step.report_once(UNKNOWN_SCHEDULER)
+
+    def _begin_pass(self) -> None:
+        context, epoch = self.context, self.epoch
+        refuse_pass(
+            is_open=epoch.is_open and self.counting.by == "batches",
+            passed=epoch.passed,
+            is_elsewhere=get_ident() != self.thread,
+        )
+        epoch.passed, epoch.left = True, False
+        place, is_resumed = context.progress.state.step_in_epoch, context.components.resumed
+        if is_resumed and counts_from() not in (None, place, place + 1):
+            context.optimizer_step.report_once(COUNTED_FROM_ZERO.format(place=place))
+        if undone := context.components.put_back():
+            context.optimizer_step.report_once(DONE_TWICE.format(names=", ".join(undone)))
 
     def backward(
         self,
@@ -346,9 +362,9 @@ class Engine:
         context = self.context
         refuse_eval_batch(context.components.loaders)
         if self.counting.by == "batches" and context.components.train_loader is None:
-            context.optimizer_step.report_once(_WITHOUT_LOADER)
+            context.optimizer_step.report_once(WITHOUT_LOADER)
         elif self.counting.by == "batches" and context.progress.has_seen_all:
-            context.optimizer_step.report_once(_BEHIND_LOADER)
+            context.optimizer_step.report_once(READ_AHEAD if self.step.skipped else BEHIND_LOADER)
         if self.counting.take_due():
             self._do_what_is_due()
         loss = self.losses.backward(loss, None, weight, more=more)
@@ -389,6 +405,7 @@ class Engine:
         Raises:
             UsageError: It hasn't.
         """
+        refuse_in_backward(optimizer)
         if not self.context.optimizer_step.has_gradients:
             self.context.optimizer_step.refuse_a_step_of_its_own()
         self.update(optimizer, zero_grads=False)

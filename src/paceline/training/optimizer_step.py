@@ -27,6 +27,15 @@ _WITHOUT_UPDATE = (
     "the epoch ended with batches that had no s.step(loss): what a script computes by "
     "loss.backward() alone stays each worker's own"
 )
+_OTHER_LOADER = (
+    "the epoch's steps weren't about batches of the training loader, which is the first that the "
+    "session was given: it counts the steps, and snapshots within an epoch. Give the loader that "
+    "is trained on to s.prepare(...) or s.loader(...) before others that shuffle"
+)
+_IN_BACKWARD = (
+    "{kind}.step() within the backward pass, as by a hook on a parameter: the gradients there are "
+    "this worker's alone, and aren't complete. Call it behind s.backward(loss)"
+)
 _WITHOUT_OPTIMIZER = (
     "s.backward(loss) without an optimizer that the session knows: give the script's to "
     "s.prepare(...) or s.optimizer(...), else no snapshot has its state, and a resumed training "
@@ -233,6 +242,7 @@ class OptimizerStep(StepHook):
             if optimizer not in lacking:
                 lacking[optimizer] = lacks(optimizer)
             if lacking[optimizer] is not None:
+                refuse_in_backward(optimizer)
                 note()
             if lacking[optimizer]:
                 text = _UNKNOWN_OPTIMIZER.format(kind=type(optimizer).__name__)
@@ -249,7 +259,7 @@ class OptimizerStep(StepHook):
         if self.has_gradients and batches > 0:
             self.report_once(UNUSED_GRADIENTS if self._own_steps else _WITHOUT_OPTIMIZER)
         elif batches > 1:
-            self.report(_WITHOUT_UPDATE)
+            self.report(_OTHER_LOADER if self.has_stepped_alone else _WITHOUT_UPDATE)
 
     def report_once(self, text: str) -> None:
         """Say what the user has to know, the first time."""
@@ -336,6 +346,16 @@ class ScriptOptimizer:
                 plain(*args, **kwargs)
 
         return zero_grad
+
+
+def refuse_in_backward(optimizer: Optimizer) -> None:
+    """Refuse an optimizer's step that comes before the workers' gradients are combined.
+
+    Raises:
+        UsageError: It comes within a backward pass.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise UsageError(_IN_BACKWARD.format(kind=type(optimizer).__name__))
 
 
 def begin_momentum(optimizer: Optimizer) -> None:

@@ -564,7 +564,7 @@ class Session:
                 return (self.loader if self._trains(served) else self.eval_loader)(served)
             case None:
                 return None
-        taken = "models, optimizers, schedulers and DataLoaders"
+        taken = "models, optimizers, schedulers and DataLoaders (torch's; others: s.keep)"
         raise UsageError(f"s.prepare takes {taken}, not a {type(component).__name__}")
 
     def _trains(self, served: DataSource) -> bool:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 )
 
 from paceline.data.augment import RandomFlip
+from paceline.data.loading import sampled
 from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.sampled import SampledOrder
 from paceline.data.memory import synthetic_images
@@ -280,12 +281,62 @@ def test_a_sample_that_is_drawn_twice_is_changed_twice() -> None:
     assert torch.equal(batches[0], batches[1])  # type: ignore[arg-type]
 
 
+class Endless(Sampler[Any]):
+    """As trainers that count iterations have it."""
+
+    def __init__(self, item: int | list[int]) -> None:
+        self._item = item
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self._item)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "told"),
+    [
+        (Endless(1), "Endless draws 301 samples or more"),
+        (Endless([1, 2]), "Endless draws 301 batches or more"),
+        # It says so itself: nothing is drawn.
+        (
+            RandomSampler(range(3), replacement=True, num_samples=10**10),
+            "RandomSampler draws 10,000,000,000 samples or more",
+        ),
+    ],
+)
+def test_a_sampler_without_an_end_is_an_error(
+    sampler: Sampler[Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampled, "_MOST_DRAWN", 10)
+    in_batches = told.endswith("batches or more")
+    order = SampledOrder(sampler, 0, in_batches=in_batches, samples=3)
+    with pytest.raises(DataError, match=f"the {told}, without an end"):
+        len(order)
+
+
+class Scaling(DataLoader[object]):
+    """Changes the batches on their way, as loaders that move them to a device do."""
+
+    def __iter__(self) -> Any:
+        return (2 * x for (x,) in super().__iter__())
+
+
+class Lasting(DataLoader[object]):
+    """Keeps its processes through all epochs."""
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
 POINTS = TensorDataset(*points())
 REFUSED: dict[str, Callable[[], DataLoader[object]]] = {
     "DistributedSampler shares samples between workers": lambda: DataLoader(
         POINTS, batch_size=8, sampler=DistributedSampler(POINTS, num_replicas=2, rank=0)
     ),
     "its data set gives whole batches": lambda: DataLoader(POINTS, batch_size=None),
+    "Scaling is a DataLoader with its own __iter__, which would be left out": lambda: Scaling(
+        POINTS, batch_size=8
+    ),
+    "Lasting is a DataLoader with its own _get_iterator": lambda: Lasting(POINTS, batch_size=8),
     "the list gives no batch": lambda: DataLoader(POINTS, batch_sampler=[]),
     "made by a list": lambda: DataLoader(
         synthetic_images(4, 1, 8, 8, 2, seed=0),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The order in which a script's own sampler draws samples, or batches, alike on every worker."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,7 +14,10 @@ from paceline.data.order import Indices
 from paceline.data.splitmix import Domain
 from paceline.errors import DataError
 
-_MAX_BATCHES = 10_000_000
+_MOST_DRAWN = 10_000_000
+_MOST_PASSES = 100
+"""An epoch draws at most so many samples, or batches, or else passes over the data: more is taken
+for endless."""
 
 
 @final
@@ -38,15 +41,19 @@ class SampledOrder:
     resumed training does anew; one with a method `set_epoch` needs none of them.
     """
 
-    def __init__(self, sampler: Iterable[Any], seed: int, *, in_batches: bool = False) -> None:
+    def __init__(
+        self, sampler: Iterable[Any], seed: int, *, in_batches: bool = False, samples: int = 0
+    ) -> None:
         """Args:
         sampler: The script's; draws alike on every worker.
         seed: The training's.
         in_batches: It draws lists of indices, each of them a batch.
+        samples: Of the data set, where that is known.
         """
         self.sampler = sampler
         self.in_batches = in_batches
         self._seed = seed
+        self._most = max(_MOST_DRAWN, _MOST_PASSES * samples)
         self._next = 0
         self._last = -1, Drawn(indices=np.empty(0, np.int64))
 
@@ -107,11 +114,20 @@ class SampledOrder:
 
     def _draw(self, epoch: int) -> Drawn:
         self._next = max(self._next, epoch + 1)
-        # The same on every worker: seeded, and drawn by each for itself.
-        with seeded(Domain.ORDER, self._seed, epoch):
-            drawn = list(islice(self.sampler, _MAX_BATCHES if self.in_batches else None))
-        if self.in_batches and len(drawn) == _MAX_BATCHES:
-            raise DataError(f"the {self._name} goes on without an end: an epoch has to have one")
+        # One that says how many it draws needn't be tried out; `__len__` may count other things.
+        says = len(self.sampler) if isinstance(self.sampler, Sized) else 0
+        drawn: list[Any] = []
+        if says <= self._most:
+            # The same on every worker: seeded, and drawn by each for itself.
+            with seeded(Domain.ORDER, self._seed, epoch):
+                drawn = list(islice(self.sampler, self._most + 1))
+        if says > self._most or len(drawn) > self._most:
+            what = "batches" if self.in_batches else "samples"
+            raise DataError(
+                f"the {self._name} draws {says or len(drawn):,} {what} or more, without an end: "
+                "an epoch has to have one. Let it draw as many as a pass over the data has, and "
+                "train for as many epochs as you need, s.epochs(...)"
+            )
         try:
             if not self.in_batches:
                 return Drawn(indices=np.array([int(index) for index in drawn], dtype=np.int64))

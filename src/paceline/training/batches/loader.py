@@ -1,6 +1,8 @@
 """The loaders of a session: iterate them as a torch DataLoader."""
 
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from types import GeneratorType
 from typing import cast, final
 
 import torch
@@ -19,6 +21,39 @@ _MIN_EVAL_BATCH = 64
 _STEP_ON_EVAL_BATCH = (
     "a step on a batch to evaluate on: workers may have unequal numbers of these. To train on data "
     "in its own order: s.loader(data, shuffle=False)"
+)
+
+DONE_TWICE = (
+    "resumed within an epoch, whose loop has run its lines before the first batch a second time; "
+    "what they change is as in the snapshot again: {names}"
+)
+BEHIND_LOADER = (
+    "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
+    "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
+    "to the session first"
+)
+WITHOUT_STEP = (
+    "an epoch has ended without a step: its loop over the training loader was left before the "
+    "first, by `break`, or as the other loader of a zip() gave nothing"
+)
+WITHOUT_LOADER = (
+    "a step within s.epochs() without a training loader that the session knows: each worker trains "
+    "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
+    "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
+    "s.steps(count)"
+)
+
+
+READ_AHEAD = (
+    "the loop asks for the next batch before it has trained on the one before, as a prefetcher "
+    "does: a step behind the epoch's last batch, while another batch had none. Losses are weighed "
+    "by the shares of another batch, and nothing is saved within an epoch. Iterate the training "
+    "loader itself: it reads ahead, and gives batches on the device"
+)
+COUNTED_FROM_ZERO = (
+    "resumed behind batch {place} of this epoch, while enumerate() begins to count anew: what the "
+    "loop decides by that number (a learning rate, every n-th batch) isn't what it would have "
+    "been. Let it begin where the epoch stands: enumerate(batches, s.steps_done % len(batches))"
 )
 
 
@@ -347,11 +382,35 @@ def refuse_between_shards(batch: Batch | None, call: str) -> None:
         )
 
 
-def refuse_pass(*, is_open: bool, passed: bool) -> None:
+def counts_from() -> int | None:
+    """Give the number that `enumerate` has for the first batch of the loop that asks for one now.
+
+    Whatever stands between the two, such as a progress bar, is running then.
+
+    Returns:
+        None where the loop isn't counted so.
+    """
+    for counted in gc.get_objects():
+        if type(counted) is enumerate and any(map(_is_running, gc.get_referents(counted))):
+            inner = counted.__reduce__()[1]  # the iterator, and the number
+            return int(inner[1])
+    return None
+
+
+def _is_running(iterator: object) -> bool:
+    return isinstance(iterator, GeneratorType) and iterator.gi_running
+
+
+def refuse_pass(*, is_open: bool, passed: bool, is_elsewhere: bool) -> None:
     """Refuse a pass over the training loader that no epoch counts.
 
+    Args:
+        is_open: Whether an epoch is.
+        passed: Whether it has had its pass.
+        is_elsewhere: Whether another thread than the script's asks for batches.
+
     Raises:
-        UsageError: No epoch is open, or it has had its pass.
+        UsageError: No epoch is open, it has had its pass, or batches are read ahead.
     """
     if not is_open:
         raise UsageError(
@@ -364,4 +423,10 @@ def refuse_pass(*, is_open: bool, passed: bool) -> None:
         raise UsageError(
             "the training loader has been iterated in this epoch already: its batches are one "
             "pass. For further passes make another loader, s.loader(...)"
+        )
+    if is_elsewhere:
+        raise UsageError(
+            "the training loader is iterated in another thread, ahead of the steps: giving a batch "
+            "begins a step, and asking for the next one ends it. Iterate it where the steps are: "
+            "it reads ahead by itself, --loader-workers"
         )

@@ -110,6 +110,7 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
     if not isinstance(data, DataLoader):
         workers = 0 if isinstance(data, TensorDataset) else None  # nothing to wait for
         return DataSource(data=cast(ImageSet, data), loader_workers=workers)
+    _refuse_own_iteration(data)
     if isinstance(data.dataset, IterableDataset):
         return _describe_stream(data)
     batches = data.batch_sampler
@@ -131,6 +132,23 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
         worker_init=data.worker_init_fn,
         order=order,
     )
+
+
+def _refuse_own_iteration(loader: DataLoader[object]) -> None:
+    """Refuse a kind of DataLoader that changes the batches on their way, or may do so.
+
+    Raises:
+        UsageError: Its class has a way of its own to give batches, which nothing would call.
+    """
+    kind = type(loader)
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(kind, name) is not getattr(DataLoader, name):
+            raise UsageError(
+                f"{kind.__name__} is a DataLoader with its own {name}, which would be left out: "
+                "the data set is read without it, so that workers can share each batch. What it "
+                "does to batches belongs into the data set, collate_fn or the loop; reading ahead "
+                "and keeping processes is done anyway. Use a plain torch DataLoader"
+            )
 
 
 def batch_of(served: DataSource, given: int | None, *, trains: bool) -> int | None:
@@ -161,7 +179,7 @@ def _describe_batches(
             f"this DataLoader's batches are made by a {type(sampler).__name__}, which raw images' "
             "can't be: give Paceline the data set and a batch size"
         )
-    order = SampledOrder(sampler, seed, in_batches=True)
+    order = SampledOrder(sampler, seed, in_batches=True, samples=_size_of(data.dataset))
     if not order.sizes:
         raise UsageError(f"the {type(sampler).__name__} gives no batch")
     return DataSource(
@@ -234,7 +252,11 @@ def _own_order(sampler: Sampler[int], data: object, seed: int) -> SampledOrder |
             f"this DataLoader draws its samples by a {name}, which raw images can't be: give "
             "Paceline the data set and shuffle=True or False"
         )
-    return SampledOrder(sampler, seed)
+    return SampledOrder(sampler, seed, samples=_size_of(data))
+
+
+def _size_of(data: object) -> int:
+    return len(data) if isinstance(data, Sized) else 0
 
 
 def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None) -> None:

@@ -14,17 +14,11 @@ from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
 from paceline.results.metrics_table import EpochRow
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.batches.sources import SUBSET_ADVICE
-from paceline.training.components import Components
+from paceline.training.components import UNKNOWN_SCHEDULER, Components
 from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
-
-_UNKNOWN_SCHEDULER = (
-    "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
-    "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
-    "s.steps_done"
-)
 
 
 @final
@@ -47,7 +41,7 @@ class LoopChecks(StepHook):
         """Note where the training goes on from, and look for what no snapshot has."""
         self._resumed_at = position.step
         if components.has_unknown_scheduler():
-            self._warn(_UNKNOWN_SCHEDULER)
+            self._warn(UNKNOWN_SCHEDULER)
 
     def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
         """Look once whether an accuracy is a share: targets and the best snapshot go by it."""

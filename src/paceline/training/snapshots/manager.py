@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import final
 
@@ -64,6 +65,7 @@ class SnapshotManager:
         self._copied_s = 0.0
         self.restored: Mapping[str, object] = {}
         """JSON of the snapshot that was gone back to."""
+        self._restored: Snapshot | None = None
         self._generation, self._start = 1, ""
 
     @property
@@ -108,8 +110,9 @@ class SnapshotManager:
         model, scaler = self._components.model, self._context.scaler
         named = list(model.named_parameters())  # once: walking the modules costs more than sums
         self._check_finite(named, state.step)
-        sync = self._sync.state_dict()
         own = self._gathered_own()
+        with self._components.options_to_save():
+            sync = self._sync.state_dict()
         if self._writer is None:
             self._note.snapshot_s = perf_counter() - began_s
             return
@@ -118,11 +121,10 @@ class SnapshotManager:
             "model": self._model_tensors(model, agreed.more) | dict(sync.model),
             "workers": {"buffers": agreed.more},
         }
-        optimizers = self._optimizer_state(named, sync, tensors)
+        with self._components.options_to_save():
+            optimizers = self._optimizer_state(named, sync, tensors)
         others: dict[str, Tensor] = {}
-        saved = {
-            n: encode(o.state_dict(), n, others) for n, o in self._components.stateful().items()
-        }
+        saved = {n: encode(state, n, others) for n, state in self._components.states().items()}
         if others:
             tensors["others"] = others
         if sync.tensors:
@@ -325,18 +327,7 @@ class SnapshotManager:
             )
         # What every training has: weights and optimizers.
         load_weights(self._components.model, snapshot.tensors.get("model", {}))
-        saved = require_list(state.get("optimizers"))
-        if len(saved) != len(self._components.optimizers):
-            raise SnapshotError(
-                f"the snapshot has {len(saved)} optimizers, the training "
-                f"{len(self._components.optimizers)}"
-            )
-        for number, optimizer in enumerate(self._components.optimizers):
-            slots = snapshot.tensors.get(_optimizer_file(number), {})
-            kept_names = self._context.kept_options
-            self._components.restore_optimizer(
-                optimizer, slots, require_mapping(saved[number]), kept_names
-            )
+        self._restore_optimizers(snapshot)
         self._restore_frozen(state.get("frozen"))
         # What the script has added: objects alike on all workers, then those of each shard.
         self._restore_others(
@@ -357,7 +348,43 @@ class SnapshotManager:
         self._restore_average(snapshot)
         self._restore_sync(snapshot)
         self.restored = state
+        self._restored = snapshot
         return TrainState.from_json(state.get("position"))
+
+    def take_reloading(self) -> Callable[[], bool] | None:
+        """Give what puts the tensors of the snapshot that was gone back to in place once more.
+
+        It tells whether a weight was another. None where each worker has weights of its own; the
+        snapshot's memory is kept as long as this is.
+        """
+        snapshot, self._restored = self._restored, None
+        if snapshot is None or self._sync.weights_may_differ:
+            return None
+        return partial(self._load_tensors, snapshot)
+
+    def _load_tensors(self, snapshot: Snapshot) -> bool:
+        saved, was_other = snapshot.tensors.get("model", {}), False
+        with torch.no_grad():
+            for name, parameter in self._components.named_parameters().items():
+                before = parameter.clone()
+                parameter.copy_(saved[name])
+                was_other |= not torch.equal(before, parameter)
+        self._restore_optimizers(snapshot)
+        return was_other
+
+    def _restore_optimizers(self, snapshot: Snapshot) -> None:
+        saved = require_list(snapshot.state.get("optimizers"))
+        if len(saved) != len(self._components.optimizers):
+            raise SnapshotError(
+                f"the snapshot has {len(saved)} optimizers, the training "
+                f"{len(self._components.optimizers)}"
+            )
+        for number, optimizer in enumerate(self._components.optimizers):
+            slots = snapshot.tensors.get(_optimizer_file(number), {})
+            kept_names = self._context.kept_options
+            self._components.restore_optimizer(
+                optimizer, slots, require_mapping(saved[number]), kept_names
+            )
 
     def _restore_frozen(self, saved: object) -> None:
         """Freeze what was frozen in the snapshot, and nothing else: a loop may have thawed layers.

@@ -1,10 +1,13 @@
 """State that a script registers with `s.keep`: saved in snapshots, shared or per worker."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.checkpoint.state_encoding import decode, encode
 from paceline.errors import SnapshotError, UsageError
@@ -39,14 +42,6 @@ class KeptValues:
         """Take values over."""
         vars(self).update(state_dict)
 
-    def copy(self) -> State:
-        """Copy the values."""
-        return _copied(vars(self))
-
-    def put_back(self, copy: State) -> None:
-        """Restore the values of a copy."""
-        vars(self).update(decode(*copy))  # type: ignore[call-overload]  # a dictionary again
-
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -57,6 +52,82 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, object], /) -> object:
         """Take a state over."""
+
+
+@final
+class LoopState:
+    """A copy of what a script's loop changes besides weights: options of optimizers, kept objects.
+
+    Options are learning rates, weight decay and the like; the objects are schedulers, and what
+    `s.keep` has for all workers alike.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], objects: Mapping[str, Stateful]) -> None:
+        """Copy what they are now. Local to the worker.
+
+        Args:
+            optimizers: All of the training's.
+            objects: By the names that snapshots have.
+        """
+        self._optimizers = optimizers
+        self._objects = objects
+        self._options = _options_of(optimizers)
+        self._states = {name: _copied(one.state_dict(), name) for name, one in objects.items()}
+
+    def states(self) -> Mapping[str, State]:
+        """Give the objects' states, by name."""
+        return self._states
+
+    @contextmanager
+    def in_options(self) -> Iterator[None]:
+        """Give the optimizers the options of this copy for a block. Local to the worker."""
+        now = [[dict(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
+        self._set(self._options)
+        try:
+            yield
+        finally:
+            self._set(now)
+
+    def changed(self, leave: Sequence[Optimizer] = ()) -> list[str]:
+        """Name what the script has changed since, but options of these optimizers."""
+        now_and_then = zip(
+            self._optimizers, _options_of(self._optimizers), self._options, strict=True
+        )
+        names = [
+            key
+            for optimizer, own, before in now_and_then
+            if not any(optimizer is one for one in leave)
+            for now, then in zip(own, before, strict=False)
+            for key in now
+            if not _alike(then.get(key), now[key])
+        ]
+        names += [
+            name
+            for name, one in self._objects.items()
+            if not _equal(self._states[name], _copied(one.state_dict(), name))
+        ]
+        return list(dict.fromkeys(names))
+
+    def put_back(self, leave: Sequence[Optimizer] = ()) -> None:
+        """Undo what the script has changed since. Local to the worker.
+
+        Args:
+            leave: Optimizers whose options stay as they are.
+        """
+        self._set(self._options, leave)
+        for name, one in self._objects.items():
+            one.load_state_dict(decode(*self._states[name]))  # type: ignore[arg-type]  # as saved
+
+    def _set(
+        self,
+        options: Sequence[Sequence[Mapping[str, object]]],
+        leave: Sequence[Optimizer] = (),
+    ) -> None:
+        for optimizer, groups in zip(self._optimizers, options, strict=True):
+            if any(optimizer is one for one in leave):
+                continue
+            for group, own in zip(optimizer.param_groups, groups, strict=False):
+                group.update(own)
 
 
 @final
@@ -185,9 +256,29 @@ def check_given(part: object, name: str | None, values: Mapping[str, object]) ->
         raise UsageError("s.keep(part, name='...') takes one object and its name, and no values")
 
 
-def _copied(state: Mapping[str, object]) -> State:
+def _options_of(optimizers: Sequence[Optimizer]) -> list[list[dict[str, object]]]:
+    return [
+        [
+            {key: _copy_of(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        for optimizer in optimizers
+    ]
+
+
+def _copy_of(value: object) -> object:
+    return value.detach().clone() if isinstance(value, Tensor) else copy(value)
+
+
+def _alike(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return _same(one, other)
+    return one == other
+
+
+def _copied(state: Mapping[str, object], path: str = "") -> State:
     tensors: dict[str, Tensor] = {}
-    json = encode(state, "", tensors)
+    json = encode(state, path, tensors)
     return json, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 

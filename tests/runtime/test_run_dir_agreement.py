@@ -1,6 +1,7 @@
 """One process makes a training's run directory, under a name that no other training has."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.results.run_directory import RunDirectory
-from paceline.runtime import run_dir_agreement
 from paceline.runtime.run_dir_agreement import find_run, make_run
 from paceline.runtime.spec import Launch, Place
 from paceline.training.config import TrainConfig, TrainRequest
@@ -69,7 +69,7 @@ def test_a_worker_that_comes_first_waits_for_the_directory(
 ) -> None:
     first = launch(tmp_path / "digits", workers=2)
     # The first worker makes it while the other waits.
-    monkeypatch.setattr(run_dir_agreement.time, "sleep", lambda _: make_run(first))
+    monkeypatch.setattr(time, "sleep", lambda _: make_run(first))
     second = find_run(launch(tmp_path / "digits", workers=2))
     assert second is not None
     assert second.run.path == tmp_path / "digits"

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -394,6 +395,22 @@ def test_what_a_loop_changes_around_its_batches_is_changed_once(
     assert said.count(f"as in the snapshot again: {changed}\n") == 1
 
 
+class Holding:
+    """Keeps schedulers for a script, as trainers do; has no `__dict__`."""
+
+    __slots__ = ("schedulers",)
+
+    def __init__(self, schedulers: dict[str, StepLR]) -> None:
+        self.schedulers = schedulers
+
+    def state_dict(self) -> dict[str, object]:
+        return {name: one.state_dict() for name, one in self.schedulers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, one in self.schedulers.items():
+            one.load_state_dict(state[name])
+
+
 @pytest.mark.parametrize("is_made_in_loop", [True, False])
 def test_a_scheduler_that_the_loop_makes_is_named(
     is_made_in_loop: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -414,6 +431,7 @@ def test_a_scheduler_that_the_loop_makes_is_named(
         with parts(group, tmp_path) as (s, model, optimizer, batches):
             after = StepLR(optimizer, 1, 0.5)
             s.scheduler(SequentialLR(optimizer, [after, StepLR(optimizer, 1)], [5]))
+            s.keep(Holding({"last": StepLR(optimizer, 3)}), name="held")
             with suppress(InterruptedTraining):
                 for _ in s.epochs(1):
                     train(s, model, batches, stop)

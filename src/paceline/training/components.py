@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from types import SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import final
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
 
 from paceline.checkpoint.flatten import restore_optimizer
 from paceline.checkpoint.state_encoding import decode
@@ -38,6 +39,11 @@ UNKNOWN_SCHEDULER = (
     "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
     "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
     "s.steps_done"
+)
+
+_HOLD_NOTHING = (
+    *(nn.Module, Optimizer, Tensor, Dataset, DataLoader, Loader, EvalLoader),
+    *(type, ModuleType, FunctionType),
 )
 
 
@@ -220,17 +226,7 @@ class Components:
 
         Those that a loop makes for itself, such as a warm-up in the first epoch.
         """
-        known = set[int]()
-        reachable: list[object] = [*self.schedulers, *self.others.values()]
-        while reachable:
-            one = reachable.pop()
-            parts = one if isinstance(one, list | tuple) else vars(one).values()
-            known.add(id(one))
-            reachable += [
-                part
-                for part in parts
-                if isinstance(part, LRScheduler | list | tuple) and id(part) not in known
-            ]
+        known = _held_by([*self.schedulers, *self.others.values()])
         return [
             one
             for one in gc.get_objects()
@@ -317,6 +313,21 @@ class Components:
         """Drop the gradients of all models."""
         for model in self.models.values():
             model.zero_grad(set_to_none=True)
+
+
+def _held_by(holders: Sequence[object]) -> set[int]:
+    """Find objects within others, by `id`, through attributes and collections. Local.
+
+    Not through networks, optimizers, tensors and data: what is looked for isn't there.
+    """
+    known = set[int]()
+    found = list(holders)
+    while found:
+        one = found.pop()
+        if id(one) not in known and not isinstance(one, _HOLD_NOTHING):
+            known.add(id(one))
+            found += gc.get_referents(one)
+    return known
 
 
 @final

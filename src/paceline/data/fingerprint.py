@@ -122,6 +122,33 @@ def describe_state(data: object) -> tuple[object, ...]:
     return tuple(islice(_looks(data), _MAX_LOOKS))
 
 
+def find_held(data: object, kinds: type | tuple[type, ...]) -> list[Any]:
+    """Find objects that a data set's attributes hold, or those of what it holds. Nearest first.
+
+    Long lists aren't looked through, nor are arrays, networks and the like.
+
+    Args:
+        data: Any data set.
+        kinds: Of the objects.
+    """
+    found, waiting, seen = list[Any](), deque([data]), set[int]()
+    while waiting and len(seen) < _MAX_LOOKS:
+        value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, kinds):
+            found.append(value)
+        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
+            if len(value) <= _MAX_ITEMS:
+                waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, partial | MethodType):
+            waiting += _of_callable(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, _KNOWN_BY_PLACE | Mapping):
+            waiting += vars(value).values()
+    return found
+
+
 def _looks(data: object) -> Iterator[object]:
     waiting, later, seen = deque([data]), deque[object](), set[int]()
     while waiting or later:  # what is nearest first, and many values after single ones

@@ -3,6 +3,8 @@ import os
 import random
 import re
 import signal
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,6 +44,41 @@ class Failing(Noisy):
         if index == 3:
             raise self.error
         return super().__getitem__(index)
+
+
+class Transform:
+    """Holds a generator, and draws by it."""
+
+    def __init__(self, draw: Callable[[int], object], *held: object) -> None:
+        self.draw, self.held = draw, held
+
+
+class Transformed(Noisy):
+    """Has a transform among others, in a list."""
+
+    def __init__(self, draw: Callable[[int], object], *held: object) -> None:
+        self.transforms = [Transform(draw, *held)]
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.transforms[0].draw(index)
+        return super().__getitem__(index)
+
+
+def own_draws() -> dict[str, tuple[Transformed, bool]]:
+    """Data sets that hold generators, and whether a sample follows from those before it."""
+    python, new, old = random.Random(0), np.random.default_rng(0), np.random.RandomState(0)
+    of_torch, unused = torch.Generator(), torch.Generator()
+    first = cache(new.random)
+    return {
+        "python": (Transformed(lambda _: python.random(), python), True),
+        "numpy": (Transformed(lambda _: new.random(), unused, new), True),
+        "numpy's older one": (Transformed(lambda _: old.rand(), old), True),
+        "torch": (Transformed(lambda _: torch.rand(1, generator=of_torch), of_torch), True),
+        "seeded": (Transformed(of_torch.manual_seed, of_torch), False),
+        "once": (Transformed(lambda _: first(), new), False),
+        "unused": (Transformed(lambda _: None, unused, random.SystemRandom()), False),
+        "global": (Transformed(lambda _: torch.rand(1), torch.default_generator), False),
+    }
 
 
 def read(dataset: Noisy, *indices: int, seed: int = 0, epoch: int = 0) -> torch.Tensor:
@@ -144,3 +181,12 @@ def test_an_error_reaches_the_caller(jobs: int) -> None:
 def test_a_dying_process_is_told() -> None:
     with pytest.raises(InfrastructureError, match=re.escape("use fewer --jobs")):
         list(run_in_order(_decode_block, range(5), 2))
+
+
+@pytest.mark.parametrize("name", own_draws())
+def test_draws_by_a_generator_that_the_data_set_holds_are_seen(name: str) -> None:
+    dataset, draws = own_draws()[name]
+    items = SeededItems(dataset, default_collate)
+    for start in range(0, 8, 2):
+        items.__getitems__(ItemRequest(0, 0, (start, start + 1)))
+    assert items.own_draws.seen == draws

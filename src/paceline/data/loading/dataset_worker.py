@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from multiprocessing.sharedctypes import RawValue
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.multiprocessing
 from torch.utils.data import get_worker_info
 
+from paceline.data.fingerprint import find_held
 from paceline.data.protocols import MapDataset
 from paceline.data.splitmix import Domain, derive_key
 from paceline.errors import DataError, InfrastructureError, PacelineError
@@ -45,6 +47,68 @@ class ItemRequest:
         return self.places or self.indices
 
 
+_OWN_KINDS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_TRIES = 3
+"""Batches, at most, of which a sample is read again."""
+
+
+class OwnDraws:
+    """Looks whether a data set draws by random generators that it holds itself.
+
+    Nothing seeds these, and how far each has got follows from what its process has read before.
+    """
+
+    def __init__(self, dataset: object) -> None:
+        """Args:
+        dataset: The user's.
+        """
+        found = find_held(dataset, _OWN_KINDS)
+        self._generators = [one for one in found if not _is_seeded(one)]
+        self._tries = _TRIES if self._generators else 0
+        self._seen = RawValue("b", 0) if self._generators else None  # set in loader processes
+
+    @property
+    def seen(self) -> bool:
+        """Whether it does: here, or in a loader process."""
+        return self._seen is not None and bool(self._seen.value)
+
+    def states(self) -> list[object]:
+        """Tell how far they have got; empty where it needn't be looked at any more."""
+        return list(map(_state_of, self._generators)) if self._tries and not self.seen else []
+
+    def look(self, before: list[object], read_again: Callable[[], object]) -> None:
+        """Look at what the reading of a batch has done.
+
+        Args:
+            before: `states` before it.
+            read_again: Reads a sample of it once more.
+        """
+        if self._seen is None or self.states() == before:
+            return
+        # One that is seeded by the sample, or draws once for all, stands where it stood then.
+        states = [self.states()]
+        for _ in range(2):
+            read_again()
+            states.append(self.states())
+        self._tries -= 1
+        if states[0] != states[1] != states[2]:
+            self._seen.value = 1
+
+
+def _is_seeded(generator: object) -> bool:
+    """Tell whether it is one of the global ones, or has no state."""
+    ours = (random._inst, np.random.mtrand._rand, torch.default_generator)
+    return any(generator is one for one in ours) or isinstance(generator, random.SystemRandom)
+
+
+def _state_of(generator: Any) -> object:
+    if isinstance(generator, random.Random):
+        return hash(generator.getstate())
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    return str(generator._bit_generator.state)
+
+
 class SeededItems:
     """Wraps a data set so that a sample's random choices depend on (seed, epoch, index) alone.
 
@@ -60,6 +124,7 @@ class SeededItems:
         collate: Makes a batch of a list of items.
         """
         self.dataset = dataset
+        self.own_draws = OwnDraws(dataset)
         self._collate = collate
 
     def __getitems__(self, request: ItemRequest) -> object:
@@ -69,7 +134,11 @@ class SeededItems:
             DataError: The user's code raised; names the sample.
         """
         with _generators_restored():
+            before = self.own_draws.states()
             items = self._read(request)
+            if before:
+                first = replace(request, indices=request.indices[:1], places=request.places[:1])
+                self.own_draws.look(before, lambda: self._read(first))
             try:
                 with collating(request):
                     return self._collate(items)

@@ -130,10 +130,12 @@ class LoaderSource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
+        items = SeededItems(dataset, collate)
+        self._own_draws = items.own_draws
         # Called again where the processes' copies of the data set are out of date.
         self._make = partial(
             _make_loader,
-            SeededItems(dataset, collate),
+            items,
             self._requests,
             loader_workers,
             pin_memory=self._feed.is_beside,
@@ -148,6 +150,11 @@ class LoaderSource(BatchSource):
         self._ahead: tuple[EpochPlan, int] | None = None
         """The epoch that is being read ahead, and the number of its pass."""
         self._processes: list[BaseProcess] = []
+
+    @property
+    def draws_by_its_own(self) -> bool:
+        """Whether the data set was seen to draw by a random generator that it holds itself."""
+        return self._own_draws.seen
 
     @property
     def num_samples(self) -> int:

@@ -81,6 +81,11 @@ class _Reader:
         self._source = source
 
     @property
+    def is_open(self) -> bool:
+        """Whether batches have been asked for."""
+        return self._source is not None
+
+    @property
     def dataset(self) -> object:
         """The data set, whole: `len(loader.dataset)` is its size over all workers."""
         return self.served.data

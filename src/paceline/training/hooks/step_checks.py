@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 
+from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.stream import StreamRecord, StreamSource
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
@@ -19,6 +20,13 @@ from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
+
+_OWN_DRAWS = (
+    "{kind} draws by a random generator that it holds itself: what a sample is follows from those "
+    "that were read before it, and changes with the number of workers or loader processes, and by "
+    "a resume. Draw by torch, numpy.random or random, which are seeded for each sample, or seed "
+    "its own by the index, in __getitem__"
+)
 
 
 @final
@@ -34,6 +42,8 @@ class LoopChecks(StepHook):
         self._warn = warn
         self._resumed_at = 0
         self._has_named_accuracy = False
+        self._drawing = set[str]()
+        """Kinds of data sets that have been named."""
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -59,6 +69,7 @@ class LoopChecks(StepHook):
         Raises:
             JobError: Some workers have left their loop, and others go on.
         """
+        self._name_own_draws()
         group, script = self._context.group, self._context.script
         rows = group.gather_rows(torch.tensor([script.has_left]))[:, 0].tolist()
         left, stayed = (
@@ -84,6 +95,16 @@ class LoopChecks(StepHook):
                 "follows from a variable of its own (a count of steps, the best figure), this "
                 "began anew then: count by s.steps_done, and keep others by s.keep(best=...)"
             )
+
+    def _name_own_draws(self) -> None:
+        """Name data sets that draw by generators of their own, once each."""
+        for loader in self._context.components.loaders:
+            source = loader.source if loader.is_open else None
+            if isinstance(source, LoaderSource) and source.draws_by_its_own:
+                kind = type(loader.dataset).__name__
+                if kind not in self._drawing:
+                    self._drawing.add(kind)
+                    self._warn(_OWN_DRAWS.format(kind=kind))
 
 
 @final

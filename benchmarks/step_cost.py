@@ -38,6 +38,7 @@ from paceline.training.recipe_session import RecipeTraining
 from paceline.training.rng import seed_everything
 
 BATCH = 4
+_MOST_COUNTS = 8
 SHORT, LONG = 5, 15
 """Steps of the two runs whose difference is taken, so that set-up falls out."""
 
@@ -223,7 +224,10 @@ def count_cost(directory: Path) -> Cost:
             hand_opcodes, hand = opcodes_a_step(take), operators_a_step(take)
         with paceline(group, directory / "run") as (take, training):
             take(SHORT)
-            opcodes, again = opcodes_a_step(take), opcodes_a_step(take)
+            # Where the machine is busy, something that is due by time may fall into a count.
+            counted = [opcodes_a_step(take), opcodes_a_step(take)]
+            while counted[-1] != counted[-2] and len(counted) < _MOST_COUNTS:
+                counted.append(opcodes_a_step(take))
             ours = operators_a_step(take)
             training.session.engine.agree()
             take(SHORT)
@@ -232,8 +236,8 @@ def count_cost(directory: Path) -> Cost:
             agreement = count_operators(lambda: _agree(training))
     return Cost(
         hand_opcodes=hand_opcodes,
-        opcodes=opcodes,
-        is_repeatable=opcodes == again,
+        opcodes=min(counted, key=Counter.total),
+        is_repeatable=counted[-1] == counted[-2],
         hand=hand,
         ours=ours,
         agreement_opcodes=agreement_opcodes,

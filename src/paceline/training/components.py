@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.checkpoint.flatten import restore_optimizer
-from paceline.checkpoint.state_encoding import decode
+from paceline.checkpoint.state_encoding import encode
 from paceline.data.batch import map_tensors
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
@@ -41,6 +41,7 @@ UNKNOWN_SCHEDULER = (
     "s.steps_done"
 )
 
+_MOST_HELD = 100_000
 _HOLD_NOTHING = (
     *(nn.Module, Optimizer, Tensor, Dataset, DataLoader, Loader, EvalLoader),
     *(type, ModuleType, FunctionType),
@@ -70,6 +71,7 @@ class Components:
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
     _looks_for_schedulers: bool = True
+    """Whether schedulers that the loop makes haven't been looked for yet."""
     average: WeightAverage | None = None
     """The moving average of the weights, with `--ema`; evaluations take it."""
 
@@ -113,17 +115,16 @@ class Components:
                 f"a model can't be named {name!r}: give it a plain word such as 'generator'"
             )
 
-    def note_resumed(self, load_weights: Callable[[], bool] | None) -> None:
+    def note_resumed(self, reload: "Reload | None") -> None:
         """Remember what a snapshot taken within an epoch has put here. Local.
 
         The script runs the beginning of that epoch's body a second time, and may change there what
         it has changed before: step a schedule, set a hidden state anew, rescale weights.
 
         Args:
-            load_weights: Gives models and optimizers the snapshot's tensors once more, and tells
-                whether a weight was another; None where each worker has its own.
+            reload: Puts the snapshot's tensors back; None where each worker has weights of its own.
         """
-        self.resumed = ResumedState(self._loop_state(), self._tensors(), load_weights)
+        self.resumed = ResumedState(self._loop_state(), self._slots(), reload)
         self.per_part.note_resumed()
 
     def put_back(self) -> list[str]:
@@ -139,24 +140,26 @@ class Components:
             return []
         # Such schedulers set the rates they begin with: under others they would go on wrongly.
         begun_anew = [scheduler.optimizer for scheduler in self.unknown_schedulers()]
-        changed = [
-            n
-            for n in resumed.loop.changed(begun_anew)
-            if not isinstance(self.others.get(n), KeptValues)
-        ]
-        load_weights = resumed.load_weights
-        if load_weights is not None and self._tensors() != resumed.tensors and load_weights():
-            changed.append("weights")
-        resumed.loop.put_back(leave=begun_anew)
-        return changed
+        options = LoopState(begun_anew, {})
+        weights = list[str]()
+        if resumed.reload is not None:
+            if self._slots() != resumed.slots:
+                resumed.reload.optimizers()
+            weights += ["weights"] if resumed.reload.weights() else []
+        options.put_back()
+        changed = resumed.loop.put_back(leave=begun_anew)
+        return [n for n in changed if not isinstance(self.others.get(n), KeptValues)] + weights
 
-    def note_end_of_batches(self) -> None:
+    def note_end_of_batches(self, *, writes: bool) -> None:
         """Remember what the script's loop has set by the end of an epoch's batches. Local.
 
         A training that is resumed behind them does again what follows, such as a schedule's step:
         so a snapshot taken there has these.
+
+        Args:
+            writes: Whether this worker writes snapshots: the others save no object.
         """
-        self.behind_batches = self._loop_state()
+        self.behind_batches = self._loop_state() if writes else LoopState(self.optimizers, {})
 
     def makes_schedulers(self) -> bool:
         """Tell whether the loop, which is running, has made a scheduler for itself; asked once."""
@@ -167,16 +170,11 @@ class Components:
         kept = {n: one for n, one in self.stateful().items() if not isinstance(one, Loader)}
         return LoopState(self.optimizers, kept)
 
-    def _tensors(self) -> list[tuple[int, int]]:
-        """Tell tensors apart, and what they held: any change in place makes it another."""
-        slots = (
-            value
-            for optimizer in self.optimizers
-            for state in optimizer.state.values()
-            for value in state.values()
-        )
-        found = [*self.named_parameters().values(), *(s for s in slots if isinstance(s, Tensor))]
-        return [(id(tensor), tensor._version) for tensor in found]
+    def _slots(self) -> list[tuple[int, int]]:
+        """Tell optimizers' tensors apart, and what they held: a change in place makes another."""
+        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
+        slots = (slot for state in states for slot in state.values())
+        return [(id(slot), slot._version) for slot in slots if isinstance(slot, Tensor)]
 
     def check_optimizers(self) -> None:
         """Refuse an optimizer of parameters that no model here has.
@@ -222,7 +220,9 @@ class Components:
         return not keeps_objects and any(id(optimizer) not in known for optimizer in scheduled)
 
     def unknown_schedulers(self) -> list[LRScheduler]:
-        """Find schedulers of the optimizers here that no snapshot has; takes some 50 ms. Local.
+        """Find schedulers of the optimizers here that no snapshot has. Local.
+
+        Goes through all objects of the process: for rare moments.
 
         Those that a loop makes for itself, such as a warm-up in the first epoch.
         """
@@ -250,13 +250,21 @@ class Components:
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}
         return {**numbered, **self.others}
 
-    def states(self) -> dict[str, object]:
-        """Give the state that snapshots have of each of these, by name."""
-        before = {} if self.behind_batches is None else self.behind_batches.states()
-        return {
-            name: decode(*before[name]) if name in before else one.state_dict()
-            for name, one in self.stateful().items()
-        }
+    def encoded_states(self, tensors: dict[str, Tensor]) -> dict[str, object]:
+        """Give the state that snapshots have of each of these, by name, as JSON.
+
+        Args:
+            tensors: Is given those in it.
+        """
+        before = {} if self.behind_batches is None else self.behind_batches.states
+        found = dict[str, object]()
+        for name, one in self.stateful().items():
+            if name in before:
+                found[name], named = before[name]
+                tensors |= named
+            else:
+                found[name] = encode(one.state_dict(), name, tensors)
+        return found
 
     def options_to_save(self) -> AbstractContextManager[None]:
         """Give the optimizers, for a block, the options that snapshots have. Local."""
@@ -322,7 +330,7 @@ def _held_by(holders: Sequence[object]) -> set[int]:
     """
     known = set[int]()
     found = list(holders)
-    while found:
+    while found and len(known) < _MOST_HELD:
         one = found.pop()
         if id(one) not in known and not isinstance(one, _HOLD_NOTHING):
             known.add(id(one))
@@ -331,15 +339,24 @@ def _held_by(holders: Sequence[object]) -> set[int]:
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class Reload:
+    """Puts the tensors of the snapshot that was gone back to in place once more. Local."""
+
+    weights: Callable[[], bool]
+    """Tells whether one was another."""
+    optimizers: Callable[[], None]
+
+
+@final
 @dataclass(frozen=True)
 class ResumedState:
     """What a snapshot that was taken within an epoch has brought."""
 
     loop: LoopState
-    tensors: Sequence[tuple[int, int]]
-    """Which parameters and optimizers' tensors there were, and in which version."""
-    load_weights: Callable[[], bool] | None
-    """As `Components.note_resumed` takes it."""
+    slots: Sequence[tuple[int, int]]
+    """Which tensors the optimizers had, and in which version."""
+    reload: Reload | None
 
 
 def takes_channels_last(module: nn.Module, options: ComputeOptions) -> bool:

@@ -11,15 +11,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.data.batch import Batch, pieces
-from paceline.errors import InterruptedTraining, NonFiniteLossError
+from paceline.errors import InterruptedTraining, NonFiniteLossError, UsageError
 from paceline.files import storing
 from paceline.gradient_sync.buffers import stand_in_mode
+from paceline.launch.errors.error_records import end_process
 from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import (
     BEHIND_LOADER,
     COUNTED_FROM_ZERO,
     DONE_TWICE,
+    ELSEWHERE,
     READ_AHEAD,
     WITHOUT_LOADER,
     WITHOUT_STEP,
@@ -139,15 +141,14 @@ class Engine:
             restored = self.snapshots.restore_newest()
         if restored is not None:
             progress.resume(restored)
-        self.first_step = progress.state.step
-        self.step.updated = self.first_step - 1
+        self.first_step, self.step.updated = progress.state.step, progress.state.step - 1
         # What takes part in the steps goes on from there.
         self.sync.setup(progress.state.step)
         for setup in context.hooks.setup:
             setup(components, progress.state, self.snapshots.restored)
-        reloading = self.snapshots.take_reloading()
+        reload = self.snapshots.take_reload()
         if restored is not None and restored.step_in_epoch and progress.plan is not None:
-            components.note_resumed(reloading)
+            components.note_resumed(reload)
         self.announce(self)
         progress.lap()
         self.note.operation, self.note.has_begun = "script", True
@@ -238,11 +239,8 @@ class Engine:
         """
         context, epoch, progress = self.context, self.epoch, self.context.progress
         self._begin_pass()
-        state, step_profiler, number = (
-            progress.state,
-            context.optimizer_step.step_profiler,
-            progress.state.epoch,
-        )
+        state, step_profiler = progress.state, context.optimizer_step.step_profiler
+        number = state.epoch
         note, step, begin_steps = self.note, self.step, context.hooks.begin_step
         step_profiler.begin_pass(state.step)
         plan: TrainPlan | None = None
@@ -286,29 +284,32 @@ class Engine:
             self._read_ahead(loader)
             self._end_batches()
         except GeneratorExit:  # the script leaves its loop early
-            epoch.left = epoch.is_open and state.epoch == number
-            context.components.note_end_of_batches()
-            note.operation = "script"
+            self._leave_batches(number)
             raise
         note.operation = "script"
 
     def _end_batches(self) -> None:
         """End a pass that has come to its end; the script's loop is still in it."""
         self._close_pass()
-        self.context.components.note_end_of_batches()
+        self.context.components.note_end_of_batches(writes=self.snapshots.writes)
         if self.context.components.makes_schedulers():
             self.context.optimizer_step.report_once(UNKNOWN_SCHEDULER)
 
+    def _leave_batches(self, number: int) -> None:
+        self.note.operation = "script"
+        self.epoch.left = self.epoch.is_open and self.context.progress.state.epoch == number
+        if self.epoch.left:  # else an old pass is dropped in a later epoch
+            self.context.components.note_end_of_batches(writes=self.snapshots.writes)
+
     def _begin_pass(self) -> None:
         context, epoch = self.context, self.epoch
-        refuse_pass(
-            is_open=epoch.is_open and self.counting.by == "batches",
-            passed=epoch.passed,
-            is_elsewhere=get_ident() != self.thread,
-        )
+        if get_ident() != self.thread:  # its own may wait for batches from there, for ever
+            end_process(UsageError(ELSEWHERE), context.group.rank, context.run.logs)
+        refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
         epoch.passed, epoch.left = True, False
-        place, is_resumed = context.progress.state.step_in_epoch, context.components.resumed
-        if is_resumed and counts_from() not in (None, place, place + 1):
+        place = context.progress.state.step_in_epoch
+        has_batches = context.components.resumed and not self.has_an_epochs_end_alone
+        if has_batches and counts_from() in {0, 1} - {place}:
             context.optimizer_step.report_once(COUNTED_FROM_ZERO.format(place=place))
         if undone := context.components.put_back():
             context.optimizer_step.report_once(DONE_TWICE.format(names=", ".join(undone)))

@@ -294,12 +294,12 @@ class Endless(Sampler[Any]):
 @pytest.mark.parametrize(
     ("sampler", "told"),
     [
-        (Endless(1), "Endless draws 301 samples or more"),
-        (Endless([1, 2]), "Endless draws 301 batches or more"),
+        (Endless(1), "Endless draws more than 60 samples"),
+        (Endless([1, 2]), "Endless draws more than 60 samples"),
         # It says so itself: nothing is drawn.
         (
             RandomSampler(range(3), replacement=True, num_samples=10**10),
-            "RandomSampler draws 10,000,000,000 samples or more",
+            "RandomSampler draws 10,000,000,000 samples",
         ),
     ],
 )
@@ -307,10 +307,34 @@ def test_a_sampler_without_an_end_is_an_error(
     sampler: Sampler[Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampled, "_MOST_DRAWN", 10)
-    in_batches = told.endswith("batches or more")
+    in_batches = not isinstance(next(iter(sampler)), int)
     order = SampledOrder(sampler, 0, in_batches=in_batches, samples=3)
     with pytest.raises(DataError, match=f"the {told}, without an end"):
         len(order)
+
+
+class Unsure(Sampler[Any]):
+    """Doesn't know its length."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "count"),
+    [(Unsure(), 3), (RandomSampler(range(3), replacement=True, num_samples=99), 99)],
+)
+def test_a_long_sampler_has_an_end_and_none_needs_a_length(
+    sampler: Sampler[Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampled, "_MOST_DRAWN", 10)
+    assert len(SampledOrder(sampler, 0, samples=3)) == count
 
 
 class Scaling(DataLoader[object]):

@@ -86,10 +86,12 @@ class OwnDraws:
         if self._seen is None or self.states() == before:
             return
         # One that is seeded by the sample, or draws once for all, stands where it stood then.
-        states = [self.states()]
+        reached, states = list(map(_raw_state, self._generators)), [self.states()]
         for _ in range(2):
             read_again()
             states.append(self.states())
+        for generator, state in zip(self._generators, reached, strict=True):
+            _set_state(generator, state)
         self._tries -= 1
         if states[0] != states[1] != states[2]:
             self._seen.value = 1
@@ -101,12 +103,29 @@ def _is_seeded(generator: object) -> bool:
     return any(generator is one for one in ours) or isinstance(generator, random.SystemRandom)
 
 
-def _state_of(generator: Any) -> object:
+def _raw_state(generator: Any) -> Any:
     if isinstance(generator, random.Random):
-        return hash(generator.getstate())
+        return generator.getstate()
     if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    return str(generator._bit_generator.state)
+        return generator.get_state()
+    return generator._bit_generator.state
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        generator._bit_generator.state = state
+
+
+def _state_of(generator: Any) -> object:
+    """Tell states apart."""
+    state = _raw_state(generator)
+    if isinstance(generator, torch.Generator):
+        return state.numpy().tobytes()
+    return hash(state) if isinstance(generator, random.Random) else str(state)
 
 
 class SeededItems:

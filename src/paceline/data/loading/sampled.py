@@ -4,7 +4,6 @@ import zlib
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any, final
 
 import numpy as np
@@ -15,9 +14,11 @@ from paceline.data.splitmix import Domain
 from paceline.errors import DataError
 
 _MOST_DRAWN = 10_000_000
-_MOST_PASSES = 100
-"""An epoch draws at most so many samples, or batches, or else passes over the data: more is taken
-for endless."""
+"""An epoch may draw at least so many samples."""
+_MOST_PASSES = 20
+"""And as many as so many passes over the data have; more is taken for endless."""
+_ENDLESS = 2**31
+"""A sampler that says that it draws so many goes on until somebody stops it."""
 
 
 @final
@@ -53,7 +54,7 @@ class SampledOrder:
         self.sampler = sampler
         self.in_batches = in_batches
         self._seed = seed
-        self._most = max(_MOST_DRAWN, _MOST_PASSES * samples)
+        self._samples = samples
         self._next = 0
         self._last = -1, Drawn(indices=np.empty(0, np.int64))
 
@@ -114,20 +115,18 @@ class SampledOrder:
 
     def _draw(self, epoch: int) -> Drawn:
         self._next = max(self._next, epoch + 1)
-        # One that says how many it draws needn't be tried out; `__len__` may count other things.
-        says = len(self.sampler) if isinstance(self.sampler, Sized) else 0
-        drawn: list[Any] = []
-        if says <= self._most:
-            # The same on every worker: seeded, and drawn by each for itself.
-            with seeded(Domain.ORDER, self._seed, epoch):
-                drawn = list(islice(self.sampler, self._most + 1))
-        if says > self._most or len(drawn) > self._most:
-            what = "batches" if self.in_batches else "samples"
-            raise DataError(
-                f"the {self._name} draws {says or len(drawn):,} {what} or more, without an end: "
-                "an epoch has to have one. Let it draw as many as a pass over the data has, and "
-                "train for as many epochs as you need, s.epochs(...)"
-            )
+        says = _stated_length(self.sampler)
+        if says >= _ENDLESS:
+            raise self._endless(f"{says:,}")
+        most = max(_MOST_DRAWN, _MOST_PASSES * self._samples, says)
+        # The same on every worker: seeded, and drawn by each for itself.
+        drawn, count = list[Any](), 0
+        with seeded(Domain.ORDER, self._seed, epoch):
+            for one in self.sampler:
+                drawn.append(one)
+                count += len(one) if self.in_batches and isinstance(one, Sized) else 1
+                if count > most:
+                    raise self._endless(f"more than {most:,}")
         try:
             if not self.in_batches:
                 return Drawn(indices=np.array([int(index) for index in drawn], dtype=np.int64))
@@ -139,3 +138,18 @@ class SampledOrder:
             raise DataError(
                 f"the {self._name} gave something else than indices of samples: {error}"
             ) from error
+
+    def _endless(self, count: str) -> DataError:
+        return DataError(
+            f"the {self._name} draws {count} samples, without an end: an epoch has to have one. "
+            "Let it draw as many as a pass over the data has, and train for as many epochs as you "
+            "need, s.epochs(...)"
+        )
+
+
+def _stated_length(sampler: object) -> int:
+    """Give what `len` says; 0 where it can't say anything."""
+    try:
+        return len(sampler) if isinstance(sampler, Sized) else 0
+    except Exception:  # noqa: BLE001  # a base class's, say, whose `__init__` nobody has called
+        return 0

@@ -1,6 +1,7 @@
 """Writes the exception that ends a worker into a file, which the launcher reads afterwards."""
 
 import errno
+import os
 import re
 import socket
 import sys
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.errors import ExitCode, PacelineError, StorageError, UsageError
 from paceline.files import read_json, write_json
@@ -196,3 +198,19 @@ def record(failure: WorkerFailure, log_dir: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def end_process(error: PacelineError, rank: int, log_dir: Path) -> NoReturn:
+    """End this process for an error that its main thread would never learn of.
+
+    Args:
+        error: What is wrong; recorded, and printed below the calling thread's stack.
+        rank: This worker's rank.
+        log_dir: As of `run_guarded`.
+    """
+    record(describe(error, rank), log_dir)
+    traceback.print_stack(sys._getframe(1))
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code_of(kind_of(error)))

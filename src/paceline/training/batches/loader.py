@@ -42,8 +42,11 @@ WITHOUT_LOADER = (
     "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
     "s.steps(count)"
 )
-
-
+ELSEWHERE = (
+    "the training loader is iterated in another thread, ahead of the steps: giving a batch begins "
+    "a step, and asking for the next one ends it. Iterate it where the steps are: it reads ahead "
+    "by itself, --loader-workers"
+)
 READ_AHEAD = (
     "the loop asks for the next batch before it has trained on the one before, as a prefetcher "
     "does: a step behind the epoch's last batch, while another batch had none. Losses are weighed "
@@ -51,9 +54,9 @@ READ_AHEAD = (
     "loader itself: it reads ahead, and gives batches on the device"
 )
 COUNTED_FROM_ZERO = (
-    "resumed behind batch {place} of this epoch, while enumerate() begins to count anew: what the "
-    "loop decides by that number (a learning rate, every n-th batch) isn't what it would have "
-    "been. Let it begin where the epoch stands: enumerate(batches, s.steps_done % len(batches))"
+    "resumed behind batch {place} of this epoch, while enumerate() begins to count anew: if the "
+    "loop decides anything by that number (a learning rate, every n-th batch), let it begin where "
+    "the epoch stands: enumerate(batches, s.steps_done % len(batches))"
 )
 
 
@@ -406,16 +409,11 @@ def _is_running(iterator: object) -> bool:
     return isinstance(iterator, GeneratorType) and iterator.gi_running
 
 
-def refuse_pass(*, is_open: bool, passed: bool, is_elsewhere: bool) -> None:
+def refuse_pass(*, is_open: bool, passed: bool) -> None:
     """Refuse a pass over the training loader that no epoch counts.
 
-    Args:
-        is_open: Whether an epoch is.
-        passed: Whether it has had its pass.
-        is_elsewhere: Whether another thread than the script's asks for batches.
-
     Raises:
-        UsageError: No epoch is open, it has had its pass, or batches are read ahead.
+        UsageError: No epoch is open, or it has had its pass.
     """
     if not is_open:
         raise UsageError(
@@ -428,10 +426,4 @@ def refuse_pass(*, is_open: bool, passed: bool, is_elsewhere: bool) -> None:
         raise UsageError(
             "the training loader has been iterated in this epoch already: its batches are one "
             "pass. For further passes make another loader, s.loader(...)"
-        )
-    if is_elsewhere:
-        raise UsageError(
-            "the training loader is iterated in another thread, ahead of the steps: giving a batch "
-            "begins a step, and asking for the next one ends it. Iterate it where the steps are: "
-            "it reads ahead by itself, --loader-workers"
         )

@@ -142,7 +142,9 @@ def _refuse_own_iteration(loader: DataLoader[object]) -> None:
     """
     kind = type(loader)
     for name in ("__iter__", "_get_iterator"):
-        if getattr(kind, name) is not getattr(DataLoader, name):
+        owner = next(one for one in kind.__mro__ if name in vars(one))
+        # torchdata's StatefulDataLoader has one to keep its place alone, which s.prepare does too.
+        if owner.__module__.partition(".")[0] not in ("torch", "torchdata"):
             raise UsageError(
                 f"{kind.__name__} is a DataLoader with its own {name}, which would be left out: "
                 "the data set is read without it, so that workers can share each batch. What it "

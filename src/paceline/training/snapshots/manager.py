@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.format import Snapshot
 from paceline.checkpoint.host_tensors import weights_sha256
-from paceline.checkpoint.state_encoding import decode, encode, require_list, require_mapping
+from paceline.checkpoint.state_encoding import decode, require_list, require_mapping
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
@@ -22,6 +22,7 @@ from paceline.gradient_sync.name_list import list_names
 from paceline.launch.heartbeat import StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.options.figures import plural
+from paceline.training.components import Reload
 from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
 from paceline.training.snapshots.model_weights import are_finite, load_weights
@@ -74,6 +75,11 @@ class SnapshotManager:
         return self._context.shared
 
     @property
+    def writes(self) -> bool:
+        """Whether this worker writes snapshots."""
+        return self._writer is not None
+
+    @property
     def written(self) -> int:
         """Snapshots that this worker has published."""
         return self._writer.written if self._writer else 0
@@ -124,7 +130,7 @@ class SnapshotManager:
         with self._components.options_to_save():
             optimizers = self._optimizer_state(named, sync, tensors)
         others: dict[str, Tensor] = {}
-        saved = {n: encode(state, n, others) for n, state in self._components.states().items()}
+        saved = self._components.encoded_states(others)
         if others:
             tensors["others"] = others
         if sync.tensors:
@@ -351,26 +357,32 @@ class SnapshotManager:
         self._restored = snapshot
         return TrainState.from_json(state.get("position"))
 
-    def take_reloading(self) -> Callable[[], bool] | None:
+    def take_reload(self) -> Reload | None:
         """Give what puts the tensors of the snapshot that was gone back to in place once more.
 
-        It tells whether a weight was another. None where each worker has weights of its own; the
-        snapshot's memory is kept as long as this is.
+        None where each worker has weights of its own. The snapshot's memory is kept as long as
+        this is.
         """
         snapshot, self._restored = self._restored, None
         if snapshot is None or self._sync.weights_may_differ:
             return None
-        return partial(self._load_tensors, snapshot)
+        return Reload(
+            weights=partial(self._put_weights_back, snapshot),
+            optimizers=partial(self._restore_optimizers, snapshot),
+        )
 
-    def _load_tensors(self, snapshot: Snapshot) -> bool:
-        saved, was_other = snapshot.tensors.get("model", {}), False
-        with torch.no_grad():
-            for name, parameter in self._components.named_parameters().items():
-                before = parameter.clone()
-                parameter.copy_(saved[name])
-                was_other |= not torch.equal(before, parameter)
-        self._restore_optimizers(snapshot)
-        return was_other
+    @torch.no_grad()
+    def _put_weights_back(self, snapshot: Snapshot) -> bool:
+        found = False
+        saved = snapshot.tensors.get("model", {})
+        for name, parameter in self._components.named_parameters().items():
+            if (tensor := saved.get(name)) is None or tensor.shape != parameter.shape:
+                continue
+            tensor = tensor.to(parameter.device, parameter.dtype)
+            if not torch.equal(parameter, tensor):
+                parameter.copy_(tensor)
+                found = True
+        return found
 
     def _restore_optimizers(self, snapshot: Snapshot) -> None:
         saved = require_list(snapshot.state.get("optimizers"))

@@ -15,6 +15,9 @@ from paceline.training.snapshots.per_worker_states import RankState
 
 State = tuple[object, dict[str, Tensor]]
 """A copy of a state: JSON, and the tensors in it."""
+_MOST_COPIED = 2**30
+"""Bytes of an object's state of which a loop's beginning and end have a copy: an average of large
+weights, say, has none."""
 _PER_WORKER = "s.keep(..., per_worker=True)"
 
 
@@ -72,11 +75,9 @@ class LoopState:
         self._optimizers = optimizers
         self._objects = objects
         self._options = _options_of(optimizers)
-        self._states = {name: _copied(one.state_dict(), name) for name, one in objects.items()}
-
-    def states(self) -> Mapping[str, State]:
-        """Give the objects' states, by name."""
-        return self._states
+        copies = {name: _host_copy(one.state_dict(), name) for name, one in objects.items()}
+        self.states = {name: copy for name, copy in copies.items() if copy is not None}
+        """The objects' states in the host's memory, by name; without those that are large."""
 
     @contextmanager
     def in_options(self) -> Iterator[None]:
@@ -88,35 +89,32 @@ class LoopState:
         finally:
             self._set(now)
 
-    def changed(self, leave: Sequence[Optimizer] = ()) -> list[str]:
-        """Name what the script has changed since, but options of these optimizers."""
-        now_and_then = zip(
-            self._optimizers, _options_of(self._optimizers), self._options, strict=True
-        )
+    def put_back(self, leave: Sequence[Optimizer] = ()) -> list[str]:
+        """Undo what the script has changed since. Local to the worker.
+
+        Args:
+            leave: Optimizers whose options stay as they are.
+
+        Returns:
+            The names of what has been changed.
+        """
+        options = _options_of(self._optimizers)
         names = [
             key
-            for optimizer, own, before in now_and_then
+            for optimizer, own, before in zip(self._optimizers, options, self._options, strict=True)
             if not any(optimizer is one for one in leave)
             for now, then in zip(own, before, strict=False)
             for key in now
             if not _alike(then.get(key), now[key])
         ]
-        names += [
-            name
-            for name, one in self._objects.items()
-            if not _equal(self._states[name], _copied(one.state_dict(), name))
-        ]
-        return list(dict.fromkeys(names))
-
-    def put_back(self, leave: Sequence[Optimizer] = ()) -> None:
-        """Undo what the script has changed since. Local to the worker.
-
-        Args:
-            leave: Optimizers whose options stay as they are.
-        """
         self._set(self._options, leave)
-        for name, one in self._objects.items():
-            one.load_state_dict(decode(*self._states[name]))  # type: ignore[arg-type]  # as saved
+        # Only these: with its state an object may take a place anew that it has left on purpose.
+        for name, state in self.states.items():
+            one = self._objects[name]
+            if (now := _host_copy(one.state_dict(), name)) is None or not _equal(state, now):
+                one.load_state_dict(decode(*state))  # type: ignore[arg-type]  # as saved
+                names.append(name)
+        return list(dict.fromkeys(names))
 
     def _set(
         self,
@@ -280,6 +278,15 @@ def _copied(state: Mapping[str, object], path: str = "") -> State:
     tensors: dict[str, Tensor] = {}
     json = encode(state, path, tensors)
     return json, {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _host_copy(state: Mapping[str, object], path: str) -> State | None:
+    """Copy a state into the host's memory; None where it is large."""
+    tensors: dict[str, Tensor] = {}
+    json = encode(state, path, tensors)
+    if sum(tensor.nbytes for tensor in tensors.values()) > _MOST_COPIED:
+        return None
+    return json, {n: tensor.detach().to("cpu", copy=True) for n, tensor in tensors.items()}
 
 
 def _equal(one: State, other: State) -> bool:

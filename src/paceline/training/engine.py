@@ -303,7 +303,7 @@ class Engine:
 
     def _begin_pass(self) -> None:
         context, epoch = self.context, self.epoch
-        if get_ident() != self.thread:  # its own may wait for batches from there, for ever
+        if self.begun and get_ident() != self.thread:  # which may wait for batches from here
             end_process(UsageError(ELSEWHERE), context.group.rank, context.run.logs)
         refuse_pass(is_open=epoch.is_open and self.counting.by == "batches", passed=epoch.passed)
         epoch.passed, epoch.left = True, False

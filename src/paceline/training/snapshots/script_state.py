@@ -274,9 +274,9 @@ def _alike(one: object, other: object) -> bool:
     return one == other
 
 
-def _copied(state: Mapping[str, object], path: str = "") -> State:
+def _copied(state: Mapping[str, object]) -> State:
     tensors: dict[str, Tensor] = {}
-    json = encode(state, path, tensors)
+    json = encode(state, "", tensors)
     return json, {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 

@@ -4,11 +4,12 @@ Also of a data set's attributes: compared between epochs, so that no loader proc
 outdated ones.
 """
 
+import gc
 import hashlib
 import random
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from logging import Handler, Logger, Manager
@@ -28,6 +29,7 @@ _SAMPLED = 64
 _SHOWN = 12
 _MAX_ITEMS = 1000
 """Of a list or dictionary that is looked at whole."""
+_COLLECTIONS = (dict, list, tuple, set, frozenset, deque)
 _KNOWN_BY_PLACE = type | FunctionType | ModuleType | random.Random | Logger | Handler | Manager
 """What isn't looked into: much more hangs on it than a data set's own."""
 _MAX_LOOKS = 20_000
@@ -122,16 +124,16 @@ def describe_state(data: object) -> tuple[object, ...]:
     return tuple(islice(_looks(data), _MAX_LOOKS))
 
 
-def find_held(data: object, kinds: type | tuple[type, ...]) -> list[Any]:
-    """Find objects that a data set's attributes hold, or those of what it holds. Nearest first.
+def find_held(holders: Iterable[object], kinds: type | tuple[type, ...]) -> list[Any]:
+    """Find objects among others, and in what their attributes hold. Nearest first.
 
-    Long lists aren't looked through, nor are arrays, networks and the like.
+    Long lists aren't looked through, nor are classes, modules, functions and the like.
 
     Args:
-        data: Any data set.
+        holders: Data sets, say.
         kinds: Of the objects.
     """
-    found, waiting, seen = list[Any](), deque([data]), set[int]()
+    found, waiting, seen = list[Any](), deque(holders), set[int]()
     while waiting and len(seen) < _MAX_LOOKS:
         value = waiting.popleft()
         if id(value) in seen:
@@ -139,13 +141,9 @@ def find_held(data: object, kinds: type | tuple[type, ...]) -> list[Any]:
         seen.add(id(value))
         if isinstance(value, kinds):
             found.append(value)
-        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
-            if len(value) <= _MAX_ITEMS:
-                waiting += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, partial | MethodType):
-            waiting += _of_callable(value)
-        elif hasattr(value, "__dict__") and not isinstance(value, _KNOWN_BY_PLACE | Mapping):
-            waiting += vars(value).values()
+        is_long = isinstance(value, _COLLECTIONS) and len(value) > _MAX_ITEMS
+        if not (is_long or isinstance(value, _KNOWN_BY_PLACE)):
+            waiting += gc.get_referents(value)
     return found
 
 
@@ -167,7 +165,7 @@ def _looks(data: object) -> Iterator[object]:
             some = value.flat[:: max(1, value.size // _SAMPLED)] if value.dtype != object else None
             yield id(value)
             yield 0 if some is None else zlib.crc32(some.tobytes())
-        elif isinstance(value, dict | list | tuple | set | frozenset | deque):
+        elif isinstance(value, _COLLECTIONS):
             yield len(value)
             parts = _flat(value) if isinstance(value, dict) else list(value)
             step = 1 if len(parts) <= _MAX_ITEMS else len(parts) // _SAMPLED

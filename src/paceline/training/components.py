@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import final
 
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
 
 from paceline.checkpoint.flatten import restore_optimizer
 from paceline.checkpoint.state_encoding import encode
 from paceline.data.batch import map_tensors
+from paceline.data.fingerprint import find_held
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
@@ -39,12 +39,6 @@ UNKNOWN_SCHEDULER = (
     "a learning-rate scheduler that the session doesn't know: a resumed training would begin its "
     "schedule anew. Give it to s.prepare(...) or s.scheduler(...), unless the script makes it from "
     "s.steps_done"
-)
-
-_MOST_HELD = 100_000
-_HOLD_NOTHING = (
-    *(nn.Module, Optimizer, Tensor, Dataset, DataLoader, Loader, EvalLoader),
-    *(type, ModuleType, FunctionType),
 )
 
 
@@ -226,7 +220,8 @@ class Components:
 
         Those that a loop makes for itself, such as a warm-up in the first epoch.
         """
-        known = _held_by([*self.schedulers, *self.others.values()])
+        held = find_held([*self.schedulers, *self.others.values()], LRScheduler)
+        known = {id(scheduler) for scheduler in held}
         return [
             one
             for one in gc.get_objects()
@@ -321,21 +316,6 @@ class Components:
         """Drop the gradients of all models."""
         for model in self.models.values():
             model.zero_grad(set_to_none=True)
-
-
-def _held_by(holders: Sequence[object]) -> set[int]:
-    """Find objects within others, by `id`, through attributes and collections. Local.
-
-    Not through networks, optimizers, tensors and data: what is looked for isn't there.
-    """
-    known = set[int]()
-    found = list(holders)
-    while found and len(known) < _MOST_HELD:
-        one = found.pop()
-        if id(one) not in known and not isinstance(one, _HOLD_NOTHING):
-            known.add(id(one))
-            found += gc.get_referents(one)
-    return known
 
 
 @final

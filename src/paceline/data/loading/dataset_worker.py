@@ -62,7 +62,7 @@ class OwnDraws:
         """Args:
         dataset: The user's.
         """
-        found = find_held(dataset, _OWN_KINDS)
+        found = find_held([dataset], _OWN_KINDS)
         self._generators = [one for one in found if not _is_seeded(one)]
         self._tries = _TRIES if self._generators else 0
         self._seen = RawValue("b", 0) if self._generators else None  # set in loader processes

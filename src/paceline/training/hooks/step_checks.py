@@ -42,8 +42,6 @@ class LoopChecks(StepHook):
         self._warn = warn
         self._resumed_at = 0
         self._has_named_accuracy = False
-        self._drawing = set[str]()
-        """Kinds of data sets that have been named."""
 
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
@@ -101,10 +99,8 @@ class LoopChecks(StepHook):
         for loader in self._context.components.loaders:
             source = loader.source if loader.is_open else None
             if isinstance(source, LoaderSource) and source.draws_by_its_own:
-                kind = type(loader.dataset).__name__
-                if kind not in self._drawing:
-                    self._drawing.add(kind)
-                    self._warn(_OWN_DRAWS.format(kind=kind))
+                text = _OWN_DRAWS.format(kind=type(loader.dataset).__name__)
+                self._context.optimizer_step.report_once(text)
 
 
 @final

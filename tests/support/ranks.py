@@ -99,9 +99,10 @@ def group_of(rank: int, world_size: int, store: Path) -> Iterator[Group]:
         yield Group(placement, _CPU, "gloo")
         return
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    shared = FileStore(str(store), world_size)
     dist.init_process_group(
         "gloo",
-        store=FileStore(str(store), world_size),
+        store=shared,
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=patient(LIMIT_S)),
@@ -109,9 +110,20 @@ def group_of(rank: int, world_size: int, store: Path) -> Iterator[Group]:
     try:
         dist.barrier()  # a rank that is done at once must not leave while others still connect
         yield Group(placement, _CPU, "gloo")
+        _wait_for_all(shared, world_size)
     finally:
         if dist.is_initialized():  # a test of joining and leaving has left it already
             dist.destroy_process_group()
+
+
+def _wait_for_all(store: FileStore, world_size: int) -> None:
+    """Stay until all ranks are done: one that leaves ends what others still connect or receive.
+
+    By the store, since what a test did to the group may leave no collective in order.
+    """
+    if store.add("done", 1) == world_size:
+        store.set("all are done", "")
+    store.wait(["all are done"], timedelta(seconds=patient(LIMIT_S)))
 
 
 def mapped_files() -> set[str]:

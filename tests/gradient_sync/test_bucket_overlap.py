@@ -228,6 +228,23 @@ def test_a_parameter_that_only_an_earlier_piece_has_reached_leaves_last() -> Non
         assert run_ranks(2, body, True, ranks) == run_ranks(2, body, False, ranks)
 
 
+def test_passes_that_only_add_up_dont_keep_buckets_from_leaving() -> None:
+    def body(group: Group) -> bool:
+        model, averager = nn.Linear(6, 50), PowerSGD(group.world_size, 2)
+        replica = Replica(model, group)
+        replica.defer_to(averager)
+        for syncing in (False, True):
+            replica.syncing = syncing
+            model(torch.ones(2, 6)).sum().backward()
+        replica.finish_backward()
+        leave = replica._departures is not None
+        replica.release()
+        averager.release()
+        return leave
+
+    assert run_ranks(2, body) == [True, True]
+
+
 def test_what_was_abandoned_counts_for_nothing() -> None:
     def body(group: Group) -> list[bytes | None]:
         torch.manual_seed(0)

@@ -116,8 +116,27 @@ def test_a_second_backward_pass_of_a_shard_is_refused(
         loss.backward(retain_graph=True)
         if is_closed:
             ordered.close_shard()
-        with pytest.raises(UsageError, match="one backward pass a shard: add the losses up"):
+
+        def again() -> None:
             loss.backward()
+            ordered.close_shard()
+
+        with pytest.raises(UsageError, match="one backward pass a shard: add the losses up"):
+            again()
+
+    run_ranks(workers, body)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_gradient_that_a_hook_drops_is_refused(workers: int) -> None:
+    def body(group: Group) -> None:
+        ordered, model = OrderedSum(group, 2), fresh_net()
+        run_step(ordered, model)
+        *_, first_to_come = model.parameters()
+        first_to_come.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        with pytest.raises(UsageError, match=r"is gone within the backward pass"):
+            run_step(ordered, model)
 
     run_ranks(workers, body)
 

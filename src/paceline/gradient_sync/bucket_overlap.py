@@ -1,10 +1,15 @@
 """Sends buckets of gradients during the backward pass, in the same order on all workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from paceline.gradient_sync.buckets import gradient_is_gone
+
+_LOOKS = 8
+"""How often a backward pass looks for buckets that have arrived, at least."""
 
 
 @runtime_checkable
@@ -48,48 +53,62 @@ class BucketOverlap:
         parameters: Those that get a gradient, by name, in the order of the model.
         """
         self._averager = averager
+        self._parameters = parameters
         self._buckets = averager.buckets(parameters)
         self._place = {n: place for place, names in enumerate(self._buckets) for n in names}
-        self._arrived: list[dict[str, Tensor]] = [{} for _ in self._buckets]
+        self._arrived: list[set[str]] = [set() for _ in self._buckets]
         self._left = 0
         self._places: set[int] = set()
         """Addresses of the last averages that are in a place of their own."""
         self._waits = False
         """Whether nothing more leaves before `finish`."""
 
-    def arrive(self, name: str, gradient: Tensor) -> None:
-        """Take a gradient that is most likely complete. Collective, but doesn't block.
+    def looks_at(self, order: Sequence[str]) -> list[str]:
+        """Choose parameters with whose gradients it pays to call `arrive`.
+
+        Args:
+            order: All, in the order in which their gradients come.
+        """
+        position = {name: i for i, name in enumerate(order)}
+        ends = {max(names, key=position.__getitem__) for names in self._buckets}
+        # Buckets that are under way have later stages.
+        between = order[:: -(-len(order) // _LOOKS)] if len(self._buckets) > 1 else ()
+        return [name for name in order if name in ends or name in between]
+
+    def arrive(self, names: Sequence[str]) -> None:
+        """Take gradients that are most likely complete. Collective, but doesn't block.
 
         If one comes again before `finish` (a second backward pass, or a segment of the model that
         is run twice), what has left so far counts for nothing.
 
         Args:
-            name: Of the parameter.
-            gradient: As it is in the parameter.
+            names: Of the parameters, in the order in which they came.
+
+        Raises:
+            UsageError: A parameter has no gradient any more.
         """
-        arrived = self._arrived[self._place[name]]
-        if name in arrived:
-            self.discard()
-        arrived[name] = gradient
-        # Set to zero, not to None, the last average is what the next gradients are added to: what
-        # has left would take the place of those that are still to come.
-        self._waits = self._waits or gradient.data_ptr() in self._places
+        for name in names:
+            arrived, gradient = self._arrived[self._place[name]], self._parameters[name].grad
+            if name in arrived:
+                self.discard()
+            arrived.add(name)
+            # Set to zero, not to None, the last average is what the next gradients are added to:
+            # what has left would take the place of those that are still to come.
+            if gradient is not None and gradient.data_ptr() in self._places:
+                self._waits = True
         # Strictly in order: collectives must begin in the same order on all workers.
         while not self._waits and self._left < len(self._buckets) and self._is_complete(self._left):
-            self._start(self._arrived[self._left])
+            self._start()
         self._averager.poll()
 
-    def finish(self, gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def finish(self) -> Mapping[str, Tensor]:
         """Send what hasn't left, and wait until all gradients are averages. Collective.
-
-        Args:
-            gradients: Of all parameters.
 
         Returns:
             As the averager's `finish`.
         """
         while self._left < len(self._buckets):
-            self._start(gradients)
+            self._start()
         averages = self._averager.finish()
         self._places = {average.data_ptr() for average in averages.values()}
         self._forget()
@@ -103,9 +122,15 @@ class BucketOverlap:
     def _is_complete(self, place: int) -> bool:
         return len(self._arrived[place]) == len(self._buckets[place])
 
-    def _start(self, gradients: Mapping[str, Tensor]) -> None:
+    def _start(self) -> None:
         """Start to average the next bucket."""
-        self._averager.start({name: gradients[name] for name in self._buckets[self._left]})
+        gradients = {}
+        for name in self._buckets[self._left]:
+            gradient = self._parameters[name].grad
+            if gradient is None:
+                raise gradient_is_gone(name)
+            gradients[name] = gradient
+        self._averager.start(gradients)
         self._left += 1
 
     def _forget(self) -> None:

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduction_tree import TreeSum
 
 ALIGNMENT = 16
@@ -273,6 +274,14 @@ def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> li
     done += filling.values()
     # A bucket is complete when its last gradient is.
     return sorted(done, key=lambda group: group[-1])
+
+
+def gradient_is_gone(name: str) -> UsageError:
+    """Say that a parameter has no gradient any more that it had got."""
+    return UsageError(
+        f"the gradient of {name} is gone within the backward pass: a hook of the script's has "
+        "dropped it before the workers' were combined. Do so behind s.backward(loss)"
+    )
 
 
 def rounded_up(number: int, multiple: int) -> int:

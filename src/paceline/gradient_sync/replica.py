@@ -6,7 +6,6 @@ goes through DistributedDataParallel.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol, final
 
 import torch
@@ -16,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
-from paceline.errors import JobError, UsageError
+from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
@@ -68,8 +67,7 @@ class Replica:
             JobError: The workers' modules differ in their parameters.
         """
         self.module = module
-        self.syncing = True
-        """Whether the next backward pass averages; False while micro-batches are added up."""
+        self._syncing = True
         self.used = False
         """Whether the next backward pass that reaches the module will average its gradients."""
         self._has_reported_unused = False
@@ -78,9 +76,12 @@ class Replica:
         """What gradients travel in; by default they do as they are. To be set before any does."""
         self._averager: Averager | None = None
         self._alone = group.world_size == 1
+        self._arrivals: list[Tensor] = []
+        """Parameters that backward passes have reached, where deferred, and that aren't counted
+        yet: hooks that only append to a list run no Python."""
         self._reached: dict[str, int] = {}
-        """Parameters that backward passes have reached since the last averaging, where deferred;
-        how often the last pass, which averages, did."""
+        """Parameters that backward passes have reached since the last averaging; how often the last
+        pass, which averages, did."""
         self._departures: BucketOverlap | None = None
         """Where gradients can leave during the backward pass."""
         self._has_looked_at_a_pass = False
@@ -100,6 +101,16 @@ class Replica:
         if group.world_size > 1 or forward is not None:
             module.forward = _Router(self)
             vars(module)["__getstate__"] = _PlainState(module)
+
+    @property
+    def syncing(self) -> bool:
+        """Whether the next backward pass averages; False while micro-batches are added up."""
+        return self._syncing
+
+    @syncing.setter
+    def syncing(self, syncing: bool) -> None:
+        self._count_arrivals()
+        self._syncing = syncing
 
     @property
     def alone(self) -> bool:
@@ -145,6 +156,7 @@ class Replica:
             return self._body.compute(*args, **kwargs)
         # Before the first averaging, and with an averager of our own, gradients stay local for now.
         if self._parallel is None:
+            self._count_arrivals()
             self.used = self._averager is not None
             return self._body.compute(*args, **kwargs)
         self.used = True
@@ -206,12 +218,12 @@ class Replica:
         if self._is_frozen():
             return ()
         # Which parameters have a gradient on some worker; all workers agree on it.
+        self._count_arrivals()
         held = [name in self._reached for name in self.parameters]
         if isinstance(averager, NodeAverage) and not self._settled and self._any_sparse():
             self.defer_to(None)
             return self.finish_backward()
-        once = set(self._reached.values()) == {1}
-        self._reached.clear()
+        reached, self._reached = self._reached, {}
         was_settled, without = self._settled, self._without(held)
         if without is None:
             return ()  # it was about another model
@@ -224,7 +236,7 @@ class Replica:
                 gradients[name] = parameter.grad
         # Wait for the buckets that left during the backward pass, or send everything now.
         if self._departures is not None and not without:
-            for name, average in self._departures.finish(gradients).items():
+            for name, average in self._departures.finish().items():
                 self.parameters[name].grad = average
         else:
             self._recall()
@@ -232,7 +244,7 @@ class Replica:
         # Buckets may leave during backward passes once one has given every parameter a gradient.
         is_first = not self._has_looked_at_a_pass and not self._partly
         if is_first and isinstance(averager, BucketAverager):
-            self._prepare_departures(averager, once=once)
+            self._prepare_departures(averager, reached)
         return () if was_settled else tuple(without)
 
     def _any_sparse(self) -> bool:
@@ -241,15 +253,25 @@ class Replica:
         own = any(grad is not None and grad.is_sparse for grad in grads)
         return bool(self._group.gather_rows(torch.tensor([own], dtype=torch.uint8)).any())
 
-    def _prepare_departures(self, averager: BucketAverager, *, once: bool) -> None:
-        """Prepare to send gradients in backward passes, if the last one gave all. Collective."""
+    def _prepare_departures(self, averager: BucketAverager, reached: Mapping[str, int]) -> None:
+        """Prepare to send gradients in backward passes. Collective.
+
+        Args:
+            averager: What averages them.
+            reached: Parameters in the order in which the last pass reached them, and how often.
+        """
         self._has_looked_at_a_pass = True
         if self._alone or self._group.has_few_operations:
             return
         # A gradient that is added to twice would leave incomplete: all workers have to agree.
+        once = set(reached.values()) == {1}
         if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
             self._departures = BucketOverlap(averager, self.parameters)
+            self._watching += [
+                self.parameters[name].register_post_accumulate_grad_hook(self._look)
+                for name in self._departures.looks_at(list(reached))
+            ]
 
     def _recall(self) -> None:
         """Take back what has left during a backward pass. Collective."""
@@ -290,24 +312,28 @@ class Replica:
         """Note which parameters a backward pass reaches, where that isn't otherwise known."""
         for handle in self._watching:
             handle.remove()
+        self._arrivals.clear()
         self._reached.clear()
         self._watching, self._departures, self._has_looked_at_a_pass = [], None, False
         if self._averager is not None:
             self._watching = [
-                parameter.register_post_accumulate_grad_hook(partial(self._reach, name))
-                for name, parameter in self.parameters.items()
+                parameter.register_post_accumulate_grad_hook(self._arrivals.append)
+                for parameter in self.parameters.values()
             ]
 
-    def _reach(self, name: str, parameter: Tensor) -> None:
-        self._reached[name] = self._reached.get(name, 0) + self.syncing
-        if self._departures is not None and self.syncing and self.used:
-            if parameter.grad is None:
-                raise UsageError(
-                    f"the gradient of {name} is gone within the backward pass: a hook of the "
-                    "script's has dropped it before the workers' were combined. Do so behind "
-                    "s.backward(loss)"
-                )
-            self._departures.arrive(name, parameter.grad)
+    def _look(self, _parameter: Tensor) -> None:
+        self._count_arrivals()
+
+    def _count_arrivals(self) -> None:
+        """Count what was reached since the last time, and send what can leave."""
+        if not self._arrivals:
+            return
+        names = [self._name_of[id(parameter)] for parameter in self._arrivals]
+        self._arrivals.clear()
+        for name in names:
+            self._reached[name] = self._reached.get(name, 0) + self._syncing
+        if self._departures is not None and self._syncing and self.used:
+            self._departures.arrive(names)
 
     def _find_unused(self) -> tuple[str, ...]:
         """Find unused parameters once, after the module's first backward pass."""
@@ -323,6 +349,7 @@ class Replica:
 
     def _take_parameters(self) -> None:
         self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self._name_of = {id(parameter): name for name, parameter in self.parameters.items()}
         self._trained = [p.requires_grad for p in self._every]
         self._parallel, self._partly, self.used = None, False, False
         self._settled = False

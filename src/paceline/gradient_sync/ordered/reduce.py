@@ -1,7 +1,6 @@
 """Sums gradients of fixed shards in an order that doesn't depend on the number of workers."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import final
 
@@ -13,7 +12,14 @@ from paceline.distributed.group import Group
 from paceline.distributed.node_memory import connect_node
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError, UsageError
-from paceline.gradient_sync.buckets import Bucket, Flat, Layout, bucket_bytes, lay_out
+from paceline.gradient_sync.buckets import (
+    Bucket,
+    Flat,
+    Layout,
+    bucket_bytes,
+    gradient_is_gone,
+    lay_out,
+)
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.ordered.exchange import Exchange, connect_leaders
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange
@@ -62,7 +68,7 @@ class OrderedSum:
         self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
         self._exchange = _connect(group, shards) if group.world_size > 1 else None
         self._every: list[nn.Parameter] = []
-        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._hooks: list[RemovableHandle] = []
         self._layouts: dict[tuple[bool, ...], Layout] = {}
         self._trained: tuple[bool, ...] = ()
         self._names: list[str] = []
@@ -71,6 +77,11 @@ class OrderedSum:
         self._next = self.own_shards.start
         """The shard that is to come, or that is open."""
         self._is_open = self._is_packing = self._in_step = False
+        self._arrivals: list[Tensor] = []
+        """Parameters that got a gradient since it was looked last: hooks that only append to a list
+        run no Python."""
+        self._place_of: dict[int, int] = {}
+        """Places of the trained parameters, by identity."""
         self._arrived: dict[int, None] = {}
         """Places of the parameters that got a gradient in the open shard's last backward pass."""
         self._left = 0
@@ -102,6 +113,7 @@ class OrderedSum:
                 bucket.begin()
         self._next, self._left = self.own_shards.start, 0
         self._is_open = self._is_packing = False
+        self._arrivals.clear()
         self._in_step = True
         self._unused, self._failure = (), ""
 
@@ -112,13 +124,18 @@ class OrderedSum:
             shard: The next one of `own_shards`.
             last: Whether its gradients are complete with this backward pass; others of it come
                 before and are added up by autograd.
+
+        Raises:
+            UsageError: A backward pass has come between two shards.
         """
         assert shard == self._next, (shard, self._next)
+        self._check_nothing_came()
         # Further backward passes of the same shard (micro-batches) add to what is there.
         if not self._is_open:
             for parameter in self._parameters:
                 parameter.grad = None
         self._is_open, self._is_packing = True, last
+        self._arrivals.clear()
         self._arrived.clear()
         if last and self._layout is not None:
             for bucket in self._layout.buckets:
@@ -134,6 +151,7 @@ class OrderedSum:
             JobError: Not all shards give gradients to the same parameters.
         """
         assert self._is_packing
+        self._take_arrivals()
         self._is_open = self._is_packing = False
         # The first shard of all shows which parameters get a gradient: only now are there buckets.
         if self._layout is None:
@@ -150,6 +168,7 @@ class OrderedSum:
     def skip(self, shard: int) -> None:
         """Count a shard without samples as zero. Local to the worker."""
         assert shard == self._next, (shard, self._next)
+        self._arrivals.clear()  # of a pass that stood in for one with samples
         if self._layout is not None:
             self._push_zeros(self._layout, shard)
         self._next += 1
@@ -163,8 +182,10 @@ class OrderedSum:
 
         Raises:
             JobError: Not all shards gave gradients to the same parameters. On every worker.
+            UsageError: A backward pass has come behind the last shard.
         """
         assert self._next == self.own_shards.stop, (self._next, self.own_shards)
+        self._check_nothing_came()
         # A worker without samples takes part in the agreement too: it is collective.
         if self._layout is None:
             self._agree(_NOBODY)
@@ -203,11 +224,10 @@ class OrderedSum:
         return sum(bucket.held_bytes for layout in layouts for bucket in layout.buckets)
 
     def _forget(self) -> None:
-        for hook in self._hooks.values():
-            hook.remove()
+        self._unhook()
         for layout in self._layouts.values():
             layout.free()
-        self._every, self._hooks, self._layouts, self._layout = [], {}, {}, None
+        self._every, self._layouts, self._layout = [], {}, None
         if self._exchange is not None:
             self._exchange.reset()
 
@@ -216,18 +236,19 @@ class OrderedSum:
         self._trained = trained
         chosen = {p: n for n, p in parameters.items() if p.requires_grad}  # a shared one once
         self._parameters, self._names = list(chosen), list(chosen.values())
+        self._place_of = {id(parameter): place for place, parameter in enumerate(chosen)}
         # Hooks only on what is trained now.
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks = {
-            p: p.register_post_accumulate_grad_hook(partial(self._arrive, place))
-            for place, p in enumerate(self._parameters)
-        }
+        self._unhook()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._arrivals.append)
+            for parameter in self._parameters
+        ]
         # Least recently used: what was used last is at the end, and older layouts lose their
         # buffers.
         self._layout = self._layouts.pop(trained, None)
         if self._layout is not None:
             self._layouts[trained] = self._layout  # the last one used
+            self._look_within_passes(self._layout)
             if self._exchange is not None and self._layout.is_freed:
                 self._exchange.prepare(self._layout)
         for layout in list(self._layouts.values())[:-_KEPT]:
@@ -235,32 +256,61 @@ class OrderedSum:
             if self._exchange is not None:
                 self._exchange.reset()
 
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _look_within_passes(self, layout: Layout) -> None:
+        """Send buckets during backward passes: look after the last gradient of each.
+
+        Over a network after every one: what has come from others may have a next stage.
+        """
+        is_near = isinstance(self._exchange, NodeExchange) and self._exchange.within_node
+        looks = {bucket.members[-1].index for bucket in layout.buckets}
+        self._hooks += [
+            parameter.register_post_accumulate_grad_hook(self._look)
+            for place, parameter in enumerate(self._parameters)
+            if place in looks or not is_near
+        ]
+
     @torch.no_grad()
-    def _arrive(self, place: int, parameter: Tensor) -> None:
-        """Take a gradient: what autograd calls when it has put one into `.grad`."""
-        # Between shards no gradient may come: it would belong to none.
+    def _look(self, _parameter: Tensor) -> None:
         if not self._is_packing:
-            if self._in_step and not self._is_open and self._next > self.own_shards.start:
-                raise _twice()
+            self._check_nothing_came()
             return
-        if place in self._arrived:
-            raise _twice()
-        self._arrived[place] = None
-        assert parameter.grad is not None
-        if parameter.grad.layout is not torch.strided:
-            raise JobError(
-                f"{self._names[place]} has a sparse gradient, which --shards can't sum: make the "
-                "layer with sparse=False"
-            )
-        # A bucket is packed with its last gradient, and leaves if this is the last shard.
-        bucket = None if self._layout is None else self._layout.bucket_of.get(place)
-        if bucket is None:
-            return
-        bucket.missing -= 1
-        if bucket.missing == 0:
-            self._pack(bucket)
+        self._take_arrivals()
         if self._exchange is not None:
             self._exchange.poll()
+
+    def _check_nothing_came(self) -> None:
+        """Refuse gradients between shards, that would belong to none."""
+        is_between = self._in_step and not self._is_open and self._next > self.own_shards.start
+        if is_between and self._arrivals:
+            raise _twice()
+
+    def _take_arrivals(self) -> None:
+        """Take the gradients that have come; pack and send what they complete."""
+        places = [self._place_of[id(parameter)] for parameter in self._arrivals]
+        self._arrivals.clear()
+        for place in places:
+            if place in self._arrived:
+                raise _twice()
+            self._arrived[place] = None
+            gradient = self._parameters[place].grad
+            if gradient is None:
+                raise gradient_is_gone(self._names[place])
+            if gradient.layout is not torch.strided:
+                raise JobError(
+                    f"{self._names[place]} has a sparse gradient, which --shards can't sum: make "
+                    "the layer with sparse=False"
+                )
+            # A bucket is packed with its last gradient, and leaves if this is the last shard.
+            bucket = None if self._layout is None else self._layout.bucket_of.get(place)
+            if bucket is not None:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._pack(bucket)
 
     def _pack(self, bucket: Bucket) -> None:
         self._push(bucket, self._next, bucket.pack())
@@ -333,6 +383,7 @@ class OrderedSum:
             return  # the global batch is empty
         layout = self._lay_out(order, within_node=bool(rows[0, -1]))
         self._layout = self._layouts[self._trained] = layout
+        self._look_within_passes(layout)
         if self._exchange is not None:
             self._exchange.prepare(layout)
         self._unused = tuple([self._names[place] for place in layout.without])

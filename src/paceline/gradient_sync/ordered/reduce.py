@@ -266,7 +266,8 @@ class OrderedSum:
 
         Over a network after every one: what has come from others may have a next stage.
         """
-        is_near = isinstance(self._exchange, NodeExchange) and self._exchange.within_node
+        exchange = self._exchange
+        is_near = exchange is None or (isinstance(exchange, NodeExchange) and exchange.within_node)
         looks = {bucket.members[-1].index for bucket in layout.buckets}
         self._hooks += [
             parameter.register_post_accumulate_grad_hook(self._look)
@@ -298,9 +299,7 @@ class OrderedSum:
                 raise _twice()
             self._arrived[place] = None
             gradient = self._parameters[place].grad
-            if gradient is None:
-                raise gradient_is_gone(self._names[place])
-            if gradient.layout is not torch.strided:
+            if gradient is not None and gradient.layout is not torch.strided:
                 raise JobError(
                     f"{self._names[place]} has a sparse gradient, which --shards can't sum: make "
                     "the layer with sparse=False"
@@ -310,6 +309,9 @@ class OrderedSum:
             if bucket is not None:
                 bucket.missing -= 1
                 if bucket.missing == 0:
+                    for member in bucket.members:
+                        if member.parameter.grad is None:
+                            raise gradient_is_gone(self._names[member.index])
                     self._pack(bucket)
 
     def _pack(self, bucket: Bucket) -> None:

@@ -58,7 +58,7 @@ def accumulate(
     with parts(group, directory, snapshot_every_steps=every) as (s, model, optimizer, batches):
         with suppress(InterruptedTraining):
             for _ in s.epochs(2):
-                for place, (x, y) in enumerate(map(pair_of, batches), start=s.steps_done % 8):
+                for place, (x, y) in enumerate(map(pair_of, batches), start=s.step_in_epoch):
                     if s.steps_done == stop:
                         s.engine.stop_flag.name = signal.SIGTERM.name
                         s.engine.context.progress.next_agreement = 0
@@ -557,31 +557,3 @@ def test_a_hook_that_drops_gradients_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(RankError, match=r"the gradient of .* is gone within the backward pass"):
         run_ranks(2, body)
-
-
-@pytest.mark.parametrize(
-    ("start", "is_wrapped", "told"),
-    [("0", False, 1), ("1", True, 1), ("s.steps_done % 8", False, 0), ("", False, 0)],
-)
-def test_batches_that_are_counted_anew_in_a_resumed_epoch_are_named(
-    start: str, is_wrapped: bool, told: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def body(group: Group, stop: int | None) -> None:
-        flag = StopFlag(under_launcher=True)
-        with session_on(group, tmp_path, flag=flag) as s, suppress(InterruptedTraining):
-            model = s.model(net())
-            s.optimizer(sgd(model))
-            batches = s.loader(training_set(), global_batch=BATCH)
-            for _ in s.epochs(2):
-                given: Iterable[object] = (b for b in batches) if is_wrapped else batches
-                first = {"": 0, "0": 0, "1": 1}.get(start, s.steps_done % 8)
-                counted = enumerate(given, first) if start else ((0, b) for b in given)
-                for _, batch in counted:
-                    x, y = pair_of(batch)
-                    s.step(F.cross_entropy(model(x), y))
-                    flag.name = "SIGTERM" if s.steps_done == stop else None
-
-    run_ranks(1, body, 11)
-    assert "count anew" not in capfd.readouterr().out
-    run_ranks(1, body, None)
-    assert capfd.readouterr().out.count("resumed behind batch 3 of this epoch") == told

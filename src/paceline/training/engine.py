@@ -334,8 +334,8 @@ class Engine:
                 self.sync.backward(loss, batch, more=more)
             else:
                 loss = self.losses.backward(loss, batch, weight, more=more)
-        except (AttributeError, RuntimeError, TypeError):
-            check_loss(loss)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            check_loss(loss, error)
             raise
         context.optimizer_step.holds_pieces = not batch.last
         # Losses of several passes over one batch (`more`) count as one: their sum.

@@ -80,6 +80,13 @@ def test_a_name_that_no_batch_was_left_to_set_is_explained(tmp_path: Path) -> No
     assert "nothing left to do" not in other.stderr
 
 
+def test_what_unwraps_a_model_as_behind_ddp_is_explained(tmp_path: Path) -> None:
+    unwraps = PRINTS.replace("s.step(loss)", "s.step(loss); model.module.state_dict()")
+    failed = plain(write_script(tmp_path, run=unwraps))
+    assert failed.returncode == 1
+    assert "'Linear' object has no attribute 'module'\nA model of the session" in failed.stderr
+
+
 FOLDS = """
 import torch.distributed
 from paceline.script import session

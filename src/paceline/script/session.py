@@ -59,6 +59,7 @@ _NO_BATCH_LEFT = (
     "loop over batches had nothing left to do. Give names that only its body sets a value before "
     "it, such as loss = None"
 )
+_NOTHING_TO_UNWRAP = "A model of the session stays the module that it was: leave out .module"
 _Make = Callable[[RunDirectory, Placement], RunDirectory]
 """Makes the run directory, or finds the old one."""
 
@@ -161,6 +162,8 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
         except Exception as error:
             if isinstance(error, NameError) and s.engine.has_an_epochs_end_alone:
                 error.add_note(_NO_BATCH_LEFT)
+            if isinstance(error, AttributeError) and error.name == "module":
+                error.add_note(_NOTHING_TO_UNWRAP)
             record(describe(error, group.rank), run.logs)
             raise
         # The script has come to its end.

@@ -201,3 +201,27 @@ def test_a_second_session_in_the_launchers_run_directory_is_refused(tmp_path: Pa
     done = command([sys.executable, "-m", "paceline", *run], tmp_path)
     assert done.returncode == 65, done.stderr  # no longer "nothing was started"
     assert "has trained in its run directory already" in done.stderr
+
+
+HANDLES = """
+import signal
+def ignore(number, frame):
+    pass
+before = {before}
+if before:
+    signal.signal(signal.SIGTERM, ignore)
+with paceline.session(device="cpu", loader_workers=0, run_dir="run") as s:
+    if not before:
+        signal.signal(signal.SIGTERM, ignore)
+    main(s, 1)
+assert signal.getsignal(signal.SIGTERM) is ignore or not before
+"""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_handlers_of_the_scripts_own_are_told(before: bool, tmp_path: Path) -> None:
+    run = HANDLES.replace("{before}", str(before))
+    done = plain(write_script(tmp_path, run=run))
+    assert done.returncode == 0, done.stderr
+    told = "the script handles SIGTERM itself, in the session's place"
+    assert (done.stdout + done.stderr).count(told) == int(not before)

@@ -99,3 +99,9 @@ def test_interrupting_the_cell_saves_and_ends_the_workers(tmp_path: Path) -> Non
 def test_usage() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         launch(print, workers=0)
+
+
+def test_a_worker_of_paceline_run_launches_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_REQUEST", "{}")
+    with pytest.raises(UsageError, match=r"start the script by `python`, or call the function"):
+        launch(print)

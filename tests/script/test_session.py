@@ -80,6 +80,36 @@ def test_a_name_that_no_batch_was_left_to_set_is_explained(tmp_path: Path) -> No
     assert "nothing left to do" not in other.stderr
 
 
+def test_what_unwraps_a_model_as_behind_ddp_is_explained(tmp_path: Path) -> None:
+    unwraps = PRINTS.replace("s.step(loss)", "s.step(loss); model.module.state_dict()")
+    failed = plain(write_script(tmp_path, run=unwraps))
+    assert failed.returncode == 1
+    assert "'Linear' object has no attribute 'module'\nA model of the session" in failed.stderr
+
+
+OF_DDP = {
+    "makes": ("dist.init_process_group('gloo')", "", 2),
+    "wraps": ("nn.parallel.DistributedDataParallel(nn.Linear(5, 2))", "", 1),
+    "ends": ("", "dist.destroy_process_group()", 2),
+}
+
+
+@pytest.mark.parametrize("what", OF_DDP)
+def test_what_is_left_over_from_ddp_is_explained(what: str, tmp_path: Path) -> None:
+    first, last, workers = OF_DDP[what]
+    run = f"""
+import torch.distributed as dist
+with paceline.session(device="cpu", loader_workers=0, run_dir="run") as s:
+    {first or "pass"}
+    main(s, 1)
+    {last}
+"""
+    script = write_script(tmp_path, run=run)
+    failed = plain(script) if workers == 1 else torchrun(script, workers)
+    assert failed.returncode == 1
+    assert "leave out init_process_group, DistributedDataParallel and destroy_" in failed.stderr
+
+
 FOLDS = """
 import torch.distributed
 from paceline.script import session

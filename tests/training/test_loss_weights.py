@@ -353,3 +353,21 @@ def test_a_sum_is_averaged_over_the_workers_and_told_once(
         assert parameter.grad is not None
         torch.testing.assert_close(step, -0.01 * parameter.grad / world_size)
     assert capfd.readouterr().out.count("the loss is a sum over its samples") == told
+
+
+def test_losses_that_share_a_graph_are_told_to_be_added(tmp_path: Path) -> None:
+    """PyTorch's own advice is retain_graph, which the session's backward passes don't have."""
+
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for x, y in map(pair_of, batches):
+                    scores = model(x)
+                    s.backward(F.cross_entropy(scores, y), more=True)
+                    s.step(scores.square().mean())
+
+    with pytest.raises(RankError, match=r"add them: s\.backward\(first \+ second\)"):
+        run_ranks(2, body)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 from torch.utils.data import TensorDataset
 
@@ -58,7 +59,7 @@ def accumulate(
     with parts(group, directory, snapshot_every_steps=every) as (s, model, optimizer, batches):
         with suppress(InterruptedTraining):
             for _ in s.epochs(2):
-                for place, (x, y) in enumerate(map(pair_of, batches), start=s.steps_done % 8):
+                for place, (x, y) in enumerate(map(pair_of, batches), start=s.step_in_epoch):
                     if s.steps_done == stop:
                         s.engine.stop_flag.name = signal.SIGTERM.name
                         s.engine.context.progress.next_agreement = 0
@@ -347,7 +348,9 @@ def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -
     """Change rates, weights, schedules and values before and behind each epoch's batches."""
     flag = StopFlag(under_launcher=True)
     with suppress(CrashError), session_on(group, directory, {"sync": sync}, flag) as s:
-        model = s.model(net())
+        model = net()
+        model.register_buffer("turns", torch.zeros(()))
+        s.model(model)
         optimizer = s.optimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
         own = s.keep(Cosine(optimizer), name="own")
         step, kept = s.scheduler(StepLR(optimizer, 1, 0.7)), s.keep(turns=0)
@@ -360,6 +363,7 @@ def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -
                     with torch.no_grad():
                         next(model.parameters()).mul_(0.5)
                     next(reversed(list(model.parameters()))).data.mul_(0.5)
+                    model.register_buffer("turns", model.get_buffer("turns") + 1)
                 for place, (x, y) in enumerate(map(pair_of, batches)):
                     s.step(F.cross_entropy(model(x), y))
                     if (epoch, place, stop) == (1, 3, "within"):
@@ -375,7 +379,7 @@ def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -
                 s.log(rate=optimizer.param_groups[0]["lr"])
         options = optimizer.param_groups[0]
         figures = [options["lr"], options["momentum"], options["weight_decay"], kept.turns]
-        return [torch.tensor(figures), *weights_of(model)]
+        return [torch.tensor(figures), model.get_buffer("turns"), *weights_of(model)]
     return []
 
 
@@ -559,29 +563,30 @@ def test_a_hook_that_drops_gradients_is_named(tmp_path: Path) -> None:
         run_ranks(2, body)
 
 
-@pytest.mark.parametrize(
-    ("start", "is_wrapped", "told"),
-    [("0", False, 1), ("1", True, 1), ("s.steps_done % 8", False, 0), ("", False, 0)],
-)
-def test_batches_that_are_counted_anew_in_a_resumed_epoch_are_named(
-    start: str, is_wrapped: bool, told: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_model_that_its_loop_prunes_resumes_where_it_has_the_names(
+    prepared: bool, tmp_path: Path
 ) -> None:
-    def body(group: Group, stop: int | None) -> None:
+    def body(group: Group, directory: Path, stop: int | None) -> list[Tensor]:
         flag = StopFlag(under_launcher=True)
-        with session_on(group, tmp_path, flag=flag) as s, suppress(InterruptedTraining):
-            model = s.model(net())
-            s.optimizer(sgd(model))
+        with session_on(group, directory, flag=flag) as s, suppress(InterruptedTraining):
+            model = net()
+            if prepared:
+                prune.identity(model[0], "weight")
+            s.optimizer(sgd(s.model(model)))
             batches = s.loader(training_set(), global_batch=BATCH)
-            for _ in s.epochs(2):
-                given: Iterable[object] = (b for b in batches) if is_wrapped else batches
-                first = {"": 0, "0": 0, "1": 1}.get(start, s.steps_done % 8)
-                counted = enumerate(given, first) if start else ((0, b) for b in given)
-                for _, batch in counted:
-                    x, y = pair_of(batch)
+            for epoch in s.epochs(3):
+                if epoch == 1:
+                    prune.l1_unstructured(model[0], "weight", amount=0.5)
+                for x, y in map(pair_of, batches):
                     s.step(F.cross_entropy(model(x), y))
                     flag.name = "SIGTERM" if s.steps_done == stop else None
+        return weights_of(model)
 
-    run_ranks(1, body, 11)
-    assert "count anew" not in capfd.readouterr().out
-    run_ranks(1, body, None)
-    assert capfd.readouterr().out.count("resumed behind batch 3 of this epoch") == told
+    [whole] = run_ranks(1, body, tmp_path / "whole", None)
+    run_ranks(1, body, tmp_path / "legs", 11)
+    if prepared:
+        assert all(map(torch.equal, run_ranks(1, body, tmp_path / "legs", None)[0], whole))
+    else:
+        with pytest.raises(RankError, match=r"prune\.identity\(layer, 'weight'\) before"):
+            run_ranks(1, body, tmp_path / "legs", None)

@@ -259,8 +259,9 @@ def _joined_by_store(
     use_interface(route.interface, override=options.interface is not None)
     if dist.is_initialized():
         raise UsageError(
-            "this process has a process group already: one of the script's own, or of a session "
-            "that ended with an error, which on GPUs can't be left. Start a new process"
+            "this process has a process group already. One of the script's own: leave out its "
+            "init_process_group, since the session makes it. One of a session that ended with an "
+            "error, which on GPUs can't be left: start a new process"
         )
     dist.init_process_group(
         backend=name_for_torch(backend),
@@ -283,7 +284,7 @@ def _joined_by_store(
     finally:
         # After an error NCCL would wait here for collectives that the others never enter, until
         # their watchdog ends them. The process ends instead, and they learn of it at once.
-        if ends_well or not is_accelerator(device):
+        if dist.is_initialized() and (ends_well or not is_accelerator(device)):
             dist.destroy_process_group()
         leave(own, address, placement.rank, placement.world_size, meets_again=meets_again)
 

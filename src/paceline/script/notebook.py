@@ -17,7 +17,12 @@ from typing import NoReturn
 import torch
 
 from paceline.distributed.device import begun_kind
-from paceline.distributed.environment import PINNED_VARIABLE, STORE_VARIABLE, set_variables
+from paceline.distributed.environment import (
+    PINNED_VARIABLE,
+    STORE_VARIABLE,
+    launcher_request,
+    set_variables,
+)
 from paceline.distributed.rendezvous import meet_in_file
 from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.launch.process_tree import die_with_parent, spare_children_our_garbage
@@ -54,10 +59,16 @@ def launch(
         tensors come as lists.
 
     Raises:
-        UsageError: A GPU has been used in this process, which can't be forked any more.
+        UsageError: A GPU has been used in this process, which can't be forked any more; or it is a
+            worker of `paceline run`.
         JobError: A worker failed; the message has its whole traceback.
         KeyboardInterrupt: The cell was interrupted; no worker is left.
     """
+    if launcher_request() is not None:
+        raise UsageError(
+            "paceline.launch starts workers itself, and here `paceline run` has started some: "
+            "start the script by `python`, or call the function without paceline.launch"
+        )
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
     if (kind := begun_kind()) is not None:

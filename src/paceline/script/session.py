@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack, cast
 
+import torch.distributed as dist
+
 from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import (
@@ -58,6 +60,11 @@ _NO_BATCH_LEFT = (
     "The training was stopped behind the last batch of this epoch, and has been resumed there: the "
     "loop over batches had nothing left to do. Give names that only its body sets a value before "
     "it, such as loss = None"
+)
+_NOTHING_TO_UNWRAP = "A model of the session stays the module that it was: leave out .module"
+_OWN_GROUP = (
+    "The session makes the process group, averages gradients and ends the group: leave out "
+    "init_process_group, DistributedDataParallel and destroy_process_group"
 )
 _Make = Callable[[RunDirectory, Placement], RunDirectory]
 """Makes the run directory, or finds the old one."""
@@ -148,6 +155,8 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
         s = stack.enter_context(opened)
         try:
             yield s
+            if group.world_size > 1 and not dist.is_initialized():
+                raise UsageError(f"the script has ended the process group. {_OWN_GROUP}")
         except InterruptedTraining:
             finish(s.engine, request)
             raise
@@ -159,8 +168,8 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
                 ) from error
             raise
         except Exception as error:
-            if isinstance(error, NameError) and s.engine.has_an_epochs_end_alone:
-                error.add_note(_NO_BATCH_LEFT)
+            if advice := _advice_for(error, s.engine):
+                error.add_note(advice)
             record(describe(error, group.rank), run.logs)
             raise
         # The script has come to its end.
@@ -169,6 +178,16 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
             s.engine.context.script.has_left |= s.is_in_loop
             s.engine.close_epoch()  # the script left its last one by `break`
             finish(s.engine, request)
+
+
+def _advice_for(error: Exception, engine: Engine) -> str | None:
+    """Say what helps against an error of the script that follows from the session. Local."""
+    if isinstance(error, NameError) and engine.has_an_epochs_end_alone:
+        return _NO_BATCH_LEFT
+    if isinstance(error, AttributeError) and error.name == "module":
+        return _NOTHING_TO_UNWRAP
+    is_torchs = isinstance(error, AssertionError | ValueError)
+    return _OWN_GROUP if is_torchs and "process group" in str(error).lower() else None
 
 
 def _announce(engine: Engine, request: TrainRequest) -> None:

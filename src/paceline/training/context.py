@@ -183,6 +183,11 @@ class TrainingContext:
         return self.progress.state.step, self.step.batch is not None
 
     @property
+    def has_updated(self) -> bool:
+        """Whether the step under way has been updated, but isn't counted yet."""
+        return self.step.updated == self.progress.state.step
+
+    @property
     def unit(self) -> SampleUnit:
         """What a sample is called on the screen."""
         loader = self.components.train_loader

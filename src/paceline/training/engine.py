@@ -334,8 +334,8 @@ class Engine:
                 self.sync.backward(loss, batch, more=more)
             else:
                 loss = self.losses.backward(loss, batch, weight, more=more)
-        except (AttributeError, RuntimeError, TypeError):
-            check_loss(loss)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            check_loss(loss, error)
             raise
         context.optimizer_step.holds_pieces = not batch.last
         # Losses of several passes over one batch (`more`) count as one: their sum.
@@ -451,7 +451,7 @@ class Engine:
         progress = self.context.progress
         self.before_collective("s.snapshot()")
         # Weights are ahead of what is counted; or gradients, which no snapshot has, wait for more.
-        if self.step.updated == progress.state.step or self._accumulates:
+        if self.context.has_updated or self._accumulates:
             progress.save_after_step(best=best)
         else:
             self._save(best=best, must=must)
@@ -513,7 +513,7 @@ class Engine:
         optimizer_step, step = self.context.optimizer_step, self.step
         is_trained = optimizer_step.has_gradients or optimizer_step.holds_pieces
         is_trained |= step.loss_before is not None or optimizer_step.counts_batches
-        return not is_trained and step.updated != self.context.progress.state.step
+        return not is_trained and not self.context.has_updated
 
     def _open_step(self) -> None:
         context = self.context

@@ -25,8 +25,19 @@ _ELEMENTWISE = ("PowBackward", "AbsBackward")
 """Names of nodes that end losses written by hand, one element for each sample or more."""
 
 
-def check_loss(loss: object) -> None:
+_GRAPH_IS_GONE = (
+    "paceline: a backward pass of the session leaves no graph behind (it takes no retain_graph). "
+    "Where two losses share a part of it, add them: s.backward(first + second), whose gradients "
+    "several optimizers may use. What is carried on to the next batch needs .detach()"
+)
+
+
+def check_loss(loss: object, error: Exception) -> None:
     """Refuse what no backward pass can begin with, where one has failed: by what the user gave.
+
+    Args:
+        loss: What that is.
+        error: What PyTorch says; where it would lead the user astray it gets a note.
 
     Raises:
         UsageError: It isn't a tensor with one element and a gradient; says what to give.
@@ -48,6 +59,8 @@ def check_loss(loss: object) -> None:
             "(requires_grad)"
         )
     else:
+        if "through the graph a second time" in str(error):
+            error.add_note(_GRAPH_IS_GONE)
         return
     raise UsageError(f"the loss {wrong}") from None  # it says more than torch's own error
 

@@ -70,6 +70,7 @@ class Session:
         self.engine = engine
         self._context = engine.context
         self.rank = engine.context.group.rank
+        self.is_main = self.rank == 0  # the worker that writes files and prints
         self.world_size = engine.context.group.world_size
         self.local_rank = engine.context.group.placement.local_rank
         self.device = engine.context.group.device
@@ -384,8 +385,12 @@ class Session:
     def steps_done(self) -> int:
         """Steps of the whole training until now, those before a resume too: batches or updates."""
         self._context.script.asks_for_steps = True
-        done = self._context.progress.state.step
-        return done + (self._context.step.updated == done)  # the open step's, where it has been
+        return self._context.progress.state.step + self._context.has_updated
+
+    @property
+    def step_in_epoch(self) -> int:
+        """Steps of this epoch until now: where a loop over the rest of its batches counts from."""
+        return self._context.progress.state.step_in_epoch + self._context.has_updated
 
     def _begin(self) -> None:
         if self.engine.begun:
@@ -512,11 +517,6 @@ class Session:
         self.engine.snapshot(best=best, must=must)
 
     # Between the workers
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and prints."""
-        return self.rank == 0
 
     def print(self, *values: object) -> None:
         """Print once, on rank 0, above the progress."""

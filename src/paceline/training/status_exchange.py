@@ -54,6 +54,8 @@ class StopFlag:
         self._since_s = 0.0
         self._under_launcher = under_launcher
         self._process = os.getpid()
+        self.handled: list[signal.Signals] = []
+        """What sets it."""
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Forked loader processes inherit the handler and must not act on it."""
@@ -64,6 +66,11 @@ class StopFlag:
         if self.name is None:
             self._since_s = monotonic()
         self.name = signal.Signals(number).name
+
+    @property
+    def replaced(self) -> list[str]:
+        """Signals that the script has set handlers of its own for since: they don't come here."""
+        return [each.name for each in self.handled if signal.getsignal(each) != self.receive]
 
     @property
     def is_pressing(self) -> bool:
@@ -88,6 +95,7 @@ def stop_on_signals(*, under_launcher: bool) -> Iterator[StopFlag]:
     flag = StopFlag(under_launcher=under_launcher)
     handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, flag.receive) for number in handled}
+    flag.handled = handled
     try:
         yield flag
     finally:

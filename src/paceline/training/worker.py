@@ -49,6 +49,13 @@ LAST_SNAPSHOT_S = 30.0
 """For the last snapshot to be written, where the disk is full or can't be written at first."""
 
 
+_OWN_HANDLERS = (
+    "the script handles {names} itself, in the session's place: nothing is saved then, and workers "
+    "that leave their loops by it do so at different steps. The session saves, and ends with exit "
+    "code 75: leave the handlers out, or set them before paceline.session()"
+)
+
+
 def run_training(payload: str) -> str:
     """Train, from the newest snapshot in the run directory if there is one. Collective.
 
@@ -161,6 +168,8 @@ def announce(engine: Engine, request: TrainRequest) -> None:
             context.console.warn(unlike)
         if context.components.unseeded and not context.progress.state.step:
             context.console.warn(unseeded_line(context.components.unseeded))
+        if replaced := engine.stop_flag.replaced:
+            context.console.warn(_OWN_HANDLERS.format(names=", ".join(replaced)))
 
 
 def finish(

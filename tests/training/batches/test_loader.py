@@ -1,5 +1,8 @@
 """A session's loaders give what scripts ask a torch DataLoader for."""
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from paceline.distributed.group import Group
-from paceline.errors import UsageError
+from paceline.errors import InterruptedTraining, UsageError
+from paceline.training.batches.loader import Loader
+from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
     BATCH,
@@ -160,3 +165,52 @@ def test_a_whole_model_is_saved_as_it_would_be_without_a_session(tmp_path: Path)
                 assert torch.equal(loaded(points()[0]), model(points()[0]))
 
     run_ranks(2, body)
+
+
+WRAPPED: dict[str, Callable[[Loader], Iterable[object]]] = {
+    "plain": lambda batches: batches,
+    "generator": lambda batches: (batch for batch in batches),
+    "zip": lambda batches: map(itemgetter(0), zip(batches, range(99), strict=False)),
+}
+
+
+@pytest.mark.parametrize(
+    ("start", "wrapped", "told"),
+    [
+        ("0", "plain", 1),
+        ("1", "generator", 1),
+        ("0", "zip", 1),
+        ("s.step_in_epoch", "zip", 0),
+        ("", "plain", 0),
+    ],
+)
+def test_batches_that_are_counted_anew_in_a_resumed_epoch_are_named(
+    start: str, wrapped: str, told: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The epoch before was left after 6 of its 8 batches, and the stop is after 3 more."""
+
+    def body(group: Group, stop: int | None) -> list[int]:
+        places = []
+        flag = StopFlag(under_launcher=True)
+        with session_on(group, tmp_path, flag=flag) as s, suppress(InterruptedTraining):
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points(8 * BATCH)), global_batch=BATCH)
+            for epoch in s.epochs(2):
+                given = WRAPPED[wrapped](batches)
+                first = {"": 0, "0": 0, "1": 1}.get(start, s.step_in_epoch)
+                counted = enumerate(given, first) if start else ((0, b) for b in given)
+                for place, batch in counted:
+                    places.append(place)
+                    x, y = pair_of(batch)
+                    s.step(F.cross_entropy(model(x), y))
+                    flag.name = "SIGTERM" if s.steps_done == stop else None
+                    if (epoch, s.step_in_epoch) == (0, 6):
+                        break
+        return places
+
+    run_ranks(1, body, 9)
+    assert "count anew" not in capfd.readouterr().out
+    [places] = run_ranks(1, body, None)
+    assert capfd.readouterr().out.count("resumed behind batch 3 of this epoch") == told
+    assert start != "s.step_in_epoch" or places == [3, 4, 5, 6, 7]

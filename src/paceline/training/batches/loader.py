@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import islice
 from types import GeneratorType
 from typing import cast, final
 
@@ -56,7 +57,7 @@ READ_AHEAD = (
 COUNTED_FROM_ZERO = (
     "resumed behind batch {place} of this epoch, while enumerate() begins to count anew: if the "
     "loop decides anything by that number (a learning rate, every n-th batch), let it begin where "
-    "the epoch stands: enumerate(batches, s.steps_done % len(batches))"
+    "the epoch stands: enumerate(batches, s.step_in_epoch)"
 )
 
 
@@ -393,7 +394,7 @@ def refuse_between_shards(batch: Batch | None, call: str) -> None:
 def counts_from() -> int | None:
     """Give the number that `enumerate` has for the first batch of the loop that asks for one now.
 
-    Whatever stands between the two, such as a progress bar, is running then.
+    Whatever stands between the two, such as a progress bar or a zip, is running then.
 
     Returns:
         None where the loop isn't counted so.
@@ -406,6 +407,8 @@ def counts_from() -> int | None:
 
 
 def _is_running(iterator: object) -> bool:
+    if isinstance(iterator, (zip, map, islice, tuple)):  # a zip has its iterators in a tuple
+        return any(map(_is_running, gc.get_referents(iterator)))
     return isinstance(iterator, GeneratorType) and iterator.gi_running
 
 

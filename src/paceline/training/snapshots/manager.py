@@ -366,21 +366,25 @@ class SnapshotManager:
         snapshot, self._restored = self._restored, None
         if snapshot is None or self._sync.weights_may_differ:
             return None
+        # Each worker's own, which aren't the snapshot's average of them; others are in no snapshot.
+        saved = dict(snapshot.tensors.get("model", {}))
+        for name, buffer in self._components.model.named_buffers():
+            if name in saved:
+                saved[name] = buffer.clone()
         return Reload(
-            weights=partial(self._put_weights_back, snapshot),
+            weights=partial(self._put_weights_back, saved),
             optimizers=partial(self._restore_optimizers, snapshot),
         )
 
     @torch.no_grad()
-    def _put_weights_back(self, snapshot: Snapshot) -> bool:
-        found = False
-        saved = snapshot.tensors.get("model", {})
-        for name, parameter in self._components.named_parameters().items():
-            if (tensor := saved.get(name)) is None or tensor.shape != parameter.shape:
+    def _put_weights_back(self, saved: Mapping[str, Tensor]) -> bool:
+        found, parameters = False, self._components.named_parameters()
+        for name, own in (*parameters.items(), *self._components.model.named_buffers()):
+            if (tensor := saved.get(name)) is None or tensor.shape != own.shape:
                 continue
-            tensor = tensor.to(parameter.device, parameter.dtype)
-            if not torch.equal(parameter, tensor):
-                parameter.copy_(tensor)
+            tensor = tensor.to(own.device, own.dtype)
+            if not torch.equal(own, tensor):
+                own.copy_(tensor)
                 found = True
         return found
 

@@ -7,6 +7,11 @@ from torch import Tensor, nn
 
 from paceline.errors import SnapshotError
 
+_PRUNED = (
+    "Layers that the loop prunes need these names before it: torch.nn.utils.prune.identity(layer, "
+    "'weight') before s.prepare(...)"
+)
+
 
 def are_finite(parameters: list[Tensor]) -> bool:
     """Tell whether no parameter holds NaN or infinity; the same on every worker."""
@@ -45,5 +50,6 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     ]
     if wrong:
         shown = "; ".join(sorted(wrong)[:5])
-        raise SnapshotError(f"the snapshot's weights don't fit the model: {shown}")
+        remedy = f". {_PRUNED}" if any(name.endswith("_orig") for name in tensors) else ""
+        raise SnapshotError(f"the snapshot's weights don't fit the model: {shown}{remedy}")
     model.load_state_dict(dict(tensors))

@@ -74,6 +74,14 @@ def hooked():
     model.inner[0].register_forward_hook(lambda *_: None)
     return model
 
+def eats(model, made):
+    if torch.cuda.is_current_stream_capturing():
+        torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    return made
+
+def fills(model, made):
+    return made + torch.empty(200 << 20, dtype=torch.uint8, device="cuda")[0]
+
 other = nn.Parameter(torch.ones(4, device="cuda"))
 odd = {
     "hook": hooked(),
@@ -83,6 +91,8 @@ odd = {
     "waits": Odd(lambda model, made: F.dropout(made) * float(made.detach().sum())),
     "foreign": Odd(lambda model, made: made * other),
     "output": Odd(lambda model, made: [made, object()]),
+    "full": Odd(eats),
+    "large": Odd(fills),
     "fine": Odd(),
 }
 inputs = torch.randn(8, 4, device="cuda")
@@ -109,6 +119,29 @@ with torch.cuda.stream(side):
     torch.ones(1, device="cuda")
 torch.cuda.empty_cache()
 assert torch.cuda.memory_reserved() - before < 16 << 20
+
+# An evaluation that needs the graph's memory gets it.
+class Large(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not torch.is_grad_enabled() and graphed._graph is not None:
+            raise torch.OutOfMemoryError
+        return self.inner(x)
+
+large = Large().cuda()
+switch = GraphSwitch("auto", None)
+switch.is_on = True
+graphed = GraphedForward(large, large.forward, switch)
+for _ in range(4):
+    graphed(inputs)
+assert (switch.captures, switch.problem) == (1, None)
+with torch.no_grad():
+    assert graphed(inputs).shape == (8, 4)
+assert switch.problem == "an evaluation needs their memory"
+torch.cuda.empty_cache()
 
 # Two forward passes before the backward passes; gradients that are added up.
 plain, model = Odd().cuda(), Odd().cuda()
@@ -236,11 +269,28 @@ def test_auto_measures_and_says_what_it_keeps(gpus: Host, tmp_path: Path) -> Non
     assert f"--cuda-graphs {label}" in said
 
 
+def test_a_recipe_has_auto_by_default_and_resumes_with_it(gpus: Host, tmp_path: Path) -> None:
+    found = {}
+    for run, options in (("plain", ("--cuda-graphs", "off")), ("usual", ())):
+        for words in (
+            ("train", "digits", "--epochs", "2", *options, "--run-dir", run),
+            ("resume", run, "--epochs", "5", "--allow-change", "epochs"),
+        ):
+            done = gpus.paceline(*words, directory=tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+        described = json.loads((tmp_path / run / "run.json").read_text())
+        summary = json.loads((tmp_path / run / "summary.json").read_text())
+        found[run] = (described["derived"].get("cuda_graphs"), summary["weights_sha256"])
+    assert found["plain"][0] is None
+    assert "with graphs," in str(found["usual"][0])  # measured anew
+    assert found["usual"][1] == found["plain"][1]
+
+
 def test_what_a_replay_would_not_do_is_refused_and_changes_nothing(
     gpus: Host, tmp_path: Path
 ) -> None:
     (tmp_path / "cases.py").write_text(CASES)
-    done = gpus.python("cases.py", directory=tmp_path)
+    done = gpus.python("cases.py", directory=tmp_path, PRETEND_GPU_BYTES=str(400 << 20))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "after the model has been called again" in found.pop("again")
@@ -253,6 +303,8 @@ def test_what_a_replay_would_not_do_is_refused_and_changes_nothing(
         "waits": "operation not permitted when stream is capturing",
         "foreign": "the model computes with a parameter that isn't its own",
         "output": "the model's output has a object in it",
+        "full": "CUDA out of memory",
+        "large": "their memory doesn't fit: 21",
     }
     assert found.keys() == reasons.keys()
     for name, (problem, captures, batches, count) in found.items():

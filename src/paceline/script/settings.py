@@ -100,7 +100,7 @@ class SessionSettings(TypedDict, total=False):
     cuda_graphs: Literal["off", "auto", "on"]
     """Launch a model's forward and backward pass as CUDA graphs where a batch's shape repeats,
     so that small models don't wait for the host: off; on, an error where that can't be; auto,
-    where it can be and the measured step gets faster."""
+    where it can be, its memory fits and the measured step gets faster."""
 
     sync_batchnorm: bool
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""

@@ -20,10 +20,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from paceline.distributed.device import default_generator
+from paceline.distributed.device import default_generator, free_bytes
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica import Forward
+from paceline.options.figures import show_bytes
 from paceline.options.text import in_brief
 from paceline.training.options import ComputeOptions
 
@@ -36,6 +37,8 @@ _WARM_UP = 3
 """Passes before one is captured: libraries set themselves up in the first."""
 _ASIDE = "thread_local"
 """Only this thread's calls are captured or refused: NCCL's threads and those that read go on."""
+_SPARE = 0.1
+"""Share of the free memory that `auto` leaves: blocks don't fit into each other without gaps."""
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 
 
@@ -93,14 +96,15 @@ def why_no_graphs(options: ComputeOptions, shards: int | None, group: Group) -> 
 def graph_switch_of(
     options: ComputeOptions, shards: int | None, group: Group
 ) -> GraphSwitch | None:
-    """Make what says whether passes are graphs; None with `--cuda-graphs off`.
+    """Make what says whether passes are graphs; None with `off`, and with `auto` but on CUDA.
 
     Raises:
         UsageError: They are asked for, and can't be.
     """
-    if options.cuda_graphs == "off":
+    asked = options.cuda_graphs
+    if asked == "off" or (asked == "auto" and group.device.type != "cuda"):
         return None
-    return GraphSwitch(options.cuda_graphs, why_no_graphs(options, shards, group))
+    return GraphSwitch(asked, why_no_graphs(options, shards, group))
 
 
 def graphed(
@@ -173,12 +177,16 @@ class GraphedForward:
         if not self._switch.is_on:
             self._graph = None  # its memory, where auto has measured it
             return self._compute(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return self._compute(*args, **kwargs)
-        current = self._look_at(args, kwargs)
+        current = self._look_at(args, kwargs) if torch.is_grad_enabled() else None
         if current is not None and (graph := self._graph_for(current)) is not None:
             return graph.run(current.tensors)
-        return self._compute(*args, **kwargs)
+        try:
+            return self._compute(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if torch.is_grad_enabled() or self._graph is None or self._switch.is_must:
+                raise
+        self._switch.give_up("an evaluation needs their memory")
+        return self(*args, **kwargs)
 
     def _look_at(self, args: object, kwargs: object) -> _Pass | None:
         """Say what a graph of this pass depends on; None where there can't be one. Local."""
@@ -217,7 +225,7 @@ class GraphedForward:
         self._graph = None
         self._seen.clear()
         try:
-            self._graph = _capture(self._module, self._compute, current)
+            self._graph = _capture(self._module, self._compute, current, self._switch)
         except CaptureError as error:
             self._switch.give_up(str(error))
             return None
@@ -336,11 +344,11 @@ class _Replay(torch.autograd.Function):
         return (None, *(None if g is None else g.detach() for g in graph.gradients))
 
 
-def _capture(module: nn.Module, compute: Forward, current: _Pass) -> _Graph:
+def _capture(module: nn.Module, compute: Forward, current: _Pass, switch: GraphSwitch) -> _Graph:
     """Capture a forward pass and its backward pass. Changes nothing that is trained.
 
     Raises:
-        CaptureError: The model does what a replay wouldn't.
+        CaptureError: The model does what a replay wouldn't, or with auto the memory won't do.
         RuntimeError: CUDA can't capture what it does.
     """
     _refuse_hooks(module)
@@ -356,12 +364,16 @@ def _capture(module: nn.Module, compute: Forward, current: _Pass) -> _Graph:
     with _as_it_was(module, inputs), _instead(module, known):
         # Warm up on the stream of the capture, and learn what the outputs depend on.
         torch.accelerator.synchronize()
+        torch.accelerator.empty_cache()
+        before = torch.accelerator.memory_reserved()
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
                 outputs, spec = _flat_outputs(compute(*args, **kwargs))
                 reached = _reached(known, outputs)
                 _gradients(outputs, reached, [_zeros(output) for output in outputs])
         torch.accelerator.synchronize()
+        if not switch.is_must:
+            _refuse_memory(torch.accelerator.memory_reserved() - before)
         with _captured_into(forward, pool, stream):
             outputs, spec = _flat_outputs(compute(*args, **kwargs))
         output_gradients = [_zeros(output) for output in outputs]
@@ -402,6 +414,14 @@ def _captured_into(
 def _generator() -> torch.Generator:
     """Give that of this thread's GPU."""
     return default_generator(torch.device("cuda", torch.accelerator.current_device_index()))
+
+
+def _refuse_memory(needed: int) -> None:
+    """Refuse what takes so many bytes besides a step's: other passes still need as many."""
+    free = int((1 - _SPARE) * free_bytes(_generator().device)) - needed
+    if needed > free:
+        left = show_bytes(max(free, 0))
+        raise CaptureError(f"their memory doesn't fit: {show_bytes(needed)} needed, {left} free")
 
 
 def _flat_outputs(outputs: object) -> tuple[list[Tensor | None], TreeSpec]:

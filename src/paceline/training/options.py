@@ -109,7 +109,7 @@ class ComputeOptions:
     cuda_graphs: CudaGraphs = "off"
     """Launch a model's forward and backward pass as CUDA graphs where a batch's shape repeats, so
     that small models don't wait for the host: off; on, an error where that can't be; auto, where it
-    can be and the measured step gets faster."""
+    can be, its memory fits and the measured step gets faster. Built-in recipes have auto."""
 
     sync_batchnorm: bool = False
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""

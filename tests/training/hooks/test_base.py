@@ -51,7 +51,6 @@ from tests.support.sessions import (
 TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     LearningRateSchedule: {},
     CompileChoice: {"compile": "auto"},
-    GraphChoice: {"cuda_graphs": "auto"},
     LoadBalancer: {"balance": True},
     MetricsLogger: {},
     LoopChecks: {},
@@ -129,7 +128,8 @@ def test_the_table_has_them_all() -> None:
     found = {
         kind for kind in StepHook.__subclasses__() if kind.__module__.startswith("paceline.tr")
     }
-    assert found == set(TABLE)
+    # On CUDA alone: tests/pretend_gpu/test_cuda_graphs.py resumes a training with it.
+    assert found == {*TABLE, GraphChoice}
 
 
 class Recording(StepHook):

@@ -39,7 +39,8 @@ class GraphChoice(StepHook):
         switch: Says whether passes are graphs.
         """
         self._context, self._sync, self._switch = context, sync, switch
-        self._is_settled = switch.is_must
+        self._settled = switch.label if switch.is_must else None
+        """What has been said of the choice; None while it is open."""
         self._plain_s: float | None = None
         """A step without graphs; None while that is measured."""
         self._times = StepTimes(context.group.device, _WARM_UP)
@@ -48,13 +49,15 @@ class GraphChoice(StepHook):
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
         """Choose nothing if models can't be captured; that is reported at the start."""
-        self._is_settled |= self._switch.problem is not None
+        if self._switch.problem is not None:
+            self._settled = self._switch.label
 
     def after_step(self, step: int) -> None:
         """Measure the step; where enough is measured, decide. Local to the worker."""
         switch = self._switch
-        if self._is_settled:
+        if switch.label == self._settled:
             return
+        # Also where graphs were kept, and another shape can't be captured.
         if switch.problem is not None:
             self._settle(False, switch.problem)
         elif self._times.left_out == _MAX_TRIED:
@@ -88,7 +91,7 @@ class GraphChoice(StepHook):
         return len(self._times) == _STEPS
 
     def _settle(self, is_kept: bool, why: str) -> None:
-        self._is_settled, self._switch.is_on = True, is_kept
+        self._switch.is_on = is_kept
         self._switch.label = f"auto: {'on' if is_kept else 'off'}, since {why}"
-        label = self._switch.label
+        self._settled = label = self._switch.label
         self._context.announce(f"--cuda-graphs {label}", cuda_graphs=label)

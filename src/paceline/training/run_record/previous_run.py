@@ -24,6 +24,7 @@ FREE = frozenset(
     "check_every",
     "allow_different_hardware",
     "deterministic",
+    "cuda_graphs",
     "fused",
 }
 """Options that don't change what is trained, or in what is announced as another way to the same

@@ -7,6 +7,7 @@ from typing import final
 import torch
 
 from paceline.distributed.device import is_accelerator
+from paceline.launch.heartbeat import DEVICE_WAIT, note
 from paceline.options.figures import show_time
 
 _MIN_GAIN = 0.03
@@ -62,7 +63,9 @@ class StepTimes:
     def begin(self) -> None:
         """A step begins, where none came right before it. Waits for the device."""
         if is_accelerator(self._device):
+            operation, note.operation = note.operation, DEVICE_WAIT
             torch.accelerator.synchronize()
+            note.operation = operation
         self._since_s = perf_counter()
 
     def pause(self) -> None:

@@ -10,6 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.distributed.group import Group
 from paceline.distributed.node_memory import connect_node
+from paceline.errors import UsageError
+from paceline.gradient_sync.bucket_overlap import BucketOverlap
 from paceline.gradient_sync.node_average import NodeAverage
 from paceline.gradient_sync.powersgd import PowerSGD
 from paceline.gradient_sync.replica import Replica
@@ -226,6 +228,100 @@ def test_a_parameter_that_only_an_earlier_piece_has_reached_leaves_last() -> Non
 
     for ranks in ((0,), (0, 1)):
         assert run_ranks(2, body, True, ranks) == run_ranks(2, body, False, ranks)
+
+
+class Sum(nn.Module):
+    """Two layers, whose gradients come in the one order or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.turned = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        layers = (self.other, self.one) if self.turned else (self.one, self.other)
+        outputs: Tensor = layers[0](inputs).tanh() + layers[1](inputs)
+        return outputs
+
+
+def test_gradients_of_a_pass_that_were_dropped_dont_leave_in_the_next_one() -> None:
+    """Also where they came in another order than in the first step, so that nothing looked."""
+
+    def body(group: Group) -> list[dict[str, bytes | None]]:
+        torch.manual_seed(0)
+        found, model = [], Sum()
+        memory = connect_node(group)
+        assert memory is not None
+        averager = NodeAverage(memory, model)
+        replica = Replica(model, group)
+        replica.defer_to(averager)
+        for probes in (False, False, True):
+            inputs = drawn(group.rank, 3, 6)
+            if probes:
+                model.turned = True
+                model(inputs).square().mean().backward()
+                model.zero_grad()
+                model.turned = False
+            model(inputs).square().mean().backward()
+            replica.finish_backward()
+            found.append(bits(gradients(model)))
+            model.zero_grad()
+        replica.release()
+        averager.release()
+        return found
+
+    for usual, early, behind_probe in run_ranks(2, body):
+        assert usual == early == behind_probe
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_a_gradient_that_a_hook_drops_is_refused(zeroed: bool) -> None:
+    """Also where the average is kept and set to zero, so that nothing leaves before the end."""
+
+    def body(group: Group) -> None:
+        model = Sum()
+        memory = connect_node(group)
+        assert memory is not None
+        averager = NodeAverage(memory, model)
+        replica = Replica(model, group)
+        replica.defer_to(averager)
+        for _ in range(2):
+            model(torch.ones(1, 6)).sum().backward()
+            replica.finish_backward()
+            model.zero_grad(set_to_none=not zeroed)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+
+        def step() -> None:
+            model(torch.ones(1, 6)).sum().backward()
+            replica.finish_backward()
+
+        with pytest.raises(UsageError, match="is gone within the backward pass"):
+            step()
+        replica.release()
+        averager.release()
+
+    run_ranks(2, body)
+
+
+def test_a_pass_is_looked_at_where_buckets_end() -> None:
+    def body(group: Group) -> tuple[list[str], list[str]]:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+        parameters = dict(model.named_parameters())
+        order = list(parameters)[::-1]
+        memory = connect_node(group)
+        assert memory is not None
+        averager = NodeAverage(memory, model)
+        ends = BucketOverlap(averager, parameters).looks_at(order)
+        averager.buckets = lambda like: [order[:5], order[5:]]  # type: ignore[method-assign, assignment]
+        more = BucketOverlap(averager, parameters).looks_at(order)
+        averager.release()
+        return ends, more
+
+    for ends, more in run_ranks(2, body):
+        assert ends == ["0.weight"]  # one bucket
+        assert {"9.bias", "0.weight"} <= set(more)
+        assert len(more) < 12
 
 
 def test_passes_that_only_add_up_dont_keep_buckets_from_leaving() -> None:

@@ -129,16 +129,38 @@ def test_a_second_backward_pass_of_a_shard_is_refused(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_gradient_that_a_hook_drops_is_refused(workers: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_gradient_that_a_hook_drops_is_refused(workers: int, steps: int) -> None:
     def body(group: Group) -> None:
         ordered, model = OrderedSum(group, 2), fresh_net()
-        run_step(ordered, model)
+        for _ in range(steps):
+            run_step(ordered, model)
         *_, first_to_come = model.parameters()
         first_to_come.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         with pytest.raises(UsageError, match=r"is gone within the backward pass"):
             run_step(ordered, model)
 
     run_ranks(workers, body)
+
+
+@pytest.mark.ranks
+def test_buckets_leave_during_the_backward_pass() -> None:
+    def body(group: Group) -> list[int]:
+        ordered, model, left = OrderedSum(group, 2), fresh_net(), []
+        run_step(ordered, model)
+        ordered.begin_step(dict(model.named_parameters()))
+        value = model(torch.ones(1, 3, 8, 8)).sum()
+        ordered.open_shard(ordered.own_shards[0])
+        value.backward()
+        left.append(ordered._left)
+        ordered.close_shard()
+        left.append(ordered._left)
+        ordered.finish()
+        ordered.release()
+        return left
+
+    for in_pass, in_all in run_ranks(2, body):
+        assert in_pass == in_all > 0
 
 
 @pytest.mark.ranks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from paceline.gradient_sync.buckets import gradient_is_gone
 
 _LOOKS = 8
-"""How often a backward pass looks for buckets that have arrived, at least."""
+"""About how often a backward pass of several buckets looks for those that have arrived."""
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class BucketOverlap:
         between = order[:: -(-len(order) // _LOOKS)] if len(self._buckets) > 1 else ()
         return [name for name in order if name in ends or name in between]
 
-    def arrive(self, names: Sequence[str]) -> None:
+    def arrive(self, names: Sequence[str], *, starts: bool = True) -> None:
         """Take gradients that are most likely complete. Collective, but doesn't block.
 
         If one comes again before `finish` (a second backward pass, or a segment of the model that
@@ -83,9 +83,10 @@ class BucketOverlap:
 
         Args:
             names: Of the parameters, in the order in which they came.
+            starts: Whether complete buckets leave.
 
         Raises:
-            UsageError: A parameter has no gradient any more.
+            UsageError: A parameter of a complete bucket has no gradient any more.
         """
         for name in names:
             arrived, gradient = self._arrived[self._place[name]], self._parameters[name].grad
@@ -96,6 +97,8 @@ class BucketOverlap:
             # what has left would take the place of those that are still to come.
             if gradient is not None and gradient.data_ptr() in self._places:
                 self._waits = True
+        if not starts:
+            return
         # Strictly in order: collectives must begin in the same order on all workers.
         while not self._waits and self._left < len(self._buckets) and self._is_complete(self._left):
             self._start()

@@ -17,6 +17,7 @@ from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
+from paceline.gradient_sync.buckets import gradient_is_gone
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -109,7 +110,7 @@ class Replica:
 
     @syncing.setter
     def syncing(self, syncing: bool) -> None:
-        self._count_arrivals()
+        self._count_arrivals(starts=False)
         self._syncing = syncing
 
     @property
@@ -156,7 +157,7 @@ class Replica:
             return self._body.compute(*args, **kwargs)
         # Before the first averaging, and with an averager of our own, gradients stay local for now.
         if self._parallel is None:
-            self._count_arrivals()
+            self._count_arrivals(starts=False)
             self.used = self._averager is not None
             return self._body.compute(*args, **kwargs)
         self.used = True
@@ -227,13 +228,7 @@ class Replica:
         was_settled, without = self._settled, self._without(held)
         if without is None:
             return ()  # it was about another model
-        # Every worker averages the same parameters: one without a gradient here contributes zeros.
-        gradients = {}
-        for name, parameter in self.parameters.items():
-            if name not in without:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients[name] = parameter.grad
+        gradients = self._gradients(without, reached)
         # Wait for the buckets that left during the backward pass, or send everything now.
         if self._departures is not None and not without:
             for name, average in self._departures.finish().items():
@@ -246,6 +241,26 @@ class Replica:
         if is_first and isinstance(averager, BucketAverager):
             self._prepare_departures(averager, reached)
         return () if was_settled else tuple(without)
+
+    def _gradients(self, without: list[str], reached: Mapping[str, int]) -> dict[str, Tensor]:
+        """Give what is averaged, the same parameters on every worker.
+
+        Args:
+            without: Parameters that no worker has a gradient for.
+            reached: Those that have got one here; another one contributes zeros.
+
+        Raises:
+            UsageError: A gradient that had come is gone.
+        """
+        gradients = {}
+        for name, parameter in self.parameters.items():
+            if name not in without:
+                if parameter.grad is None:
+                    if self._departures is not None and name in reached:
+                        raise gradient_is_gone(name)
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients[name] = parameter.grad
+        return gradients
 
     def _any_sparse(self) -> bool:
         """Learn whether a worker has a sparse gradient. Collective."""
@@ -324,8 +339,13 @@ class Replica:
     def _look(self, _parameter: Tensor) -> None:
         self._count_arrivals()
 
-    def _count_arrivals(self) -> None:
-        """Count what was reached since the last time, and send what can leave."""
+    def _count_arrivals(self, *, starts: bool = True) -> None:
+        """Count what was reached since the last time.
+
+        Args:
+            starts: Whether what is complete leaves. Outside a backward pass nothing does: the
+                script may have dropped these gradients since.
+        """
         if not self._arrivals:
             return
         names = [self._name_of[id(parameter)] for parameter in self._arrivals]
@@ -333,7 +353,7 @@ class Replica:
         for name in names:
             self._reached[name] = self._reached.get(name, 0) + self._syncing
         if self._departures is not None and self._syncing and self.used:
-            self._departures.arrive(names)
+            self._departures.arrive(names, starts=starts)
 
     def _find_unused(self) -> tuple[str, ...]:
         """Find unused parameters once, after the module's first backward pass."""

@@ -266,6 +266,8 @@ class Tuner:
     def _as_changed(self, change: Change) -> tuple[Size, Mapping[str, OptionValue]]:
         """Give a change's size, and the other options with it."""
         given = {**self.training.given, **change.settings}
+        if "cuda_graphs" in self.training.known:
+            given.setdefault("cuda_graphs", "off")  # trials are too short for a recipe's auto
         size = self.training.size
         workers, sync = given.pop("workers", size.workers), given.get("sync", size.method)
         assert isinstance(workers, int)

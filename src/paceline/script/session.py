@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Unpack, cast
 
 import torch.distributed as dist
+from torch import nn
 
 from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
@@ -22,7 +23,7 @@ from paceline.distributed.environment import (
 )
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
-from paceline.errors import InterruptedTraining, JobError, UsageError
+from paceline.errors import InterruptedTraining, JobError, PacelineError, UsageError
 from paceline.launch.errors.error_records import describe, record
 from paceline.options.fields import OptionValue
 from paceline.options.shell import command_line
@@ -185,8 +186,10 @@ def _advice_for(error: Exception, engine: Engine) -> str | None:
     if isinstance(error, NameError) and engine.has_an_epochs_end_alone:
         return _NO_BATCH_LEFT
     if isinstance(error, AttributeError) and error.name == "module":
-        return _NOTHING_TO_UNWRAP
-    is_torchs = isinstance(error, AssertionError | ValueError)
+        return _NOTHING_TO_UNWRAP if isinstance(error.obj, nn.Module) else None
+    is_torchs = isinstance(error, AssertionError | ValueError) and not isinstance(
+        error, PacelineError
+    )
     return _OWN_GROUP if is_torchs and "process group" in str(error).lower() else None
 
 

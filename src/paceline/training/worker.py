@@ -50,9 +50,10 @@ LAST_SNAPSHOT_S = 30.0
 
 
 _OWN_HANDLERS = (
-    "the script handles {names} itself, in the session's place: nothing is saved then, and workers "
-    "that leave their loops by it do so at different steps. The session saves, and ends with exit "
-    "code 75: leave the handlers out, or set them before paceline.session()"
+    "the script handles {names} itself, in the session's place: unless its handlers call the "
+    "session's, nothing is saved then, and workers that leave their loops by it do so at different "
+    "steps. The session saves, and ends with exit code 75: leave the handlers out, or set them "
+    "before paceline.session()"
 )
 
 

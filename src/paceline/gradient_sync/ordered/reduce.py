@@ -279,6 +279,8 @@ class OrderedSum:
     def _look(self, _parameter: Tensor) -> None:
         if not self._is_packing:
             self._check_nothing_came()
+            if not self._in_step:
+                self._arrivals.clear()
             return
         self._take_arrivals()
         if self._exchange is not None:
@@ -299,7 +301,9 @@ class OrderedSum:
                 raise _twice()
             self._arrived[place] = None
             gradient = self._parameters[place].grad
-            if gradient is not None and gradient.layout is not torch.strided:
+            if gradient is None:
+                raise gradient_is_gone(self._names[place])
+            if gradient.layout is not torch.strided:
                 raise JobError(
                     f"{self._names[place]} has a sparse gradient, which --shards can't sum: make "
                     "the layer with sparse=False"

@@ -354,14 +354,15 @@ class SnapshotManager:
         self._restore_average(snapshot)
         self._restore_sync(snapshot)
         self.restored = state
-        self._restored = snapshot
-        return TrainState.from_json(state.get("position"))
+        position = TrainState.from_json(state.get("position"))
+        self._restored = snapshot if position.step_in_epoch else None
+        return position
 
     def take_reload(self) -> Reload | None:
         """Give what puts the tensors of the snapshot that was gone back to in place once more.
 
-        None where each worker has weights of its own. The snapshot's memory is kept as long as
-        this is.
+        None at an epoch's boundary, and where each worker has weights of its own. The snapshot's
+        memory is kept as long as this is.
         """
         snapshot, self._restored = self._restored, None
         if snapshot is None or self._sync.weights_may_differ:
@@ -383,7 +384,10 @@ class SnapshotManager:
             if (tensor := saved.get(name)) is None or tensor.shape != own.shape:
                 continue
             tensor = tensor.to(own.device, own.dtype)
-            if not torch.equal(own, tensor):
+            is_same = own == tensor
+            if own.is_floating_point():
+                is_same |= own.isnan() & tensor.isnan()
+            if not bool(is_same.all()):
                 own.copy_(tensor)
                 found = True
         return found

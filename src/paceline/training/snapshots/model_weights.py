@@ -50,6 +50,11 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     ]
     if wrong:
         shown = "; ".join(sorted(wrong)[:5])
-        remedy = f". {_PRUNED}" if any(name.endswith("_orig") for name in tensors) else ""
+        strange = tensors.keys() - own.keys()
+        is_pruned = any(
+            name.endswith("_orig") and f"{name.removesuffix('_orig')}_mask" in strange
+            for name in strange
+        )
+        remedy = f". {_PRUNED}" if is_pruned else ""
         raise SnapshotError(f"the snapshot's weights don't fit the model: {shown}{remedy}")
     model.load_state_dict(dict(tensors))

@@ -3,9 +3,14 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
+from torch import nn
 
+from paceline.errors import UsageError
+from paceline.script.session import _advice_for
+from paceline.training.engine import Engine
 from tests.script.scripts import (
     RUN,
     at_step,
@@ -85,6 +90,14 @@ def test_what_unwraps_a_model_as_behind_ddp_is_explained(tmp_path: Path) -> None
     failed = plain(write_script(tmp_path, run=unwraps))
     assert failed.returncode == 1
     assert "'Linear' object has no attribute 'module'\nA model of the session" in failed.stderr
+
+
+def test_only_what_the_session_explains_gets_advice() -> None:
+    engine = cast(Engine, None)  # asked for names that aren't defined alone
+    of_model = AttributeError("no module", name="module", obj=nn.Linear(1, 1))
+    assert "A model of the session" in str(_advice_for(of_model, engine))
+    assert _advice_for(AttributeError("no module", name="module", obj=object()), engine) is None
+    assert _advice_for(UsageError("this process has a process group already"), engine) is None
 
 
 OF_DDP = {

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 from torch.utils.data import TensorDataset
 
 from paceline.distributed.group import Group
-from paceline.errors import InterruptedTraining
+from paceline.errors import InterruptedTraining, SnapshotError
 from paceline.training.batches.loader import Loader
 from paceline.training.session import Session
+from paceline.training.snapshots.model_weights import load_weights
 from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (
@@ -561,6 +562,13 @@ def test_a_hook_that_drops_gradients_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(RankError, match=r"the gradient of .* is gone within the backward pass"):
         run_ranks(2, body)
+
+
+def test_other_layers_that_keep_an_original_get_no_advice_on_pruning() -> None:
+    narrow, wide = (nn.utils.spectral_norm(nn.Linear(2, width)) for width in (3, 4))
+    with pytest.raises(SnapshotError, match="weight_orig has shape") as caught:
+        load_weights(wide, narrow.state_dict())
+    assert "prune" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prepared", [True, False])

@@ -17,7 +17,8 @@ from paceline.gradient_sync.buffers import stand_in_mode
 from paceline.launch.errors.error_records import end_process
 from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
-from paceline.training.batches.loader import (
+from paceline.training.batches.loader import Loader
+from paceline.training.batches.loop_checks import (
     BEHIND_LOADER,
     COUNTED_FROM_ZERO,
     DONE_TWICE,
@@ -25,7 +26,6 @@ from paceline.training.batches.loader import (
     READ_AHEAD,
     WITHOUT_LOADER,
     WITHOUT_STEP,
-    Loader,
     counts_from,
     refuse_beside_training,
     refuse_between_shards,

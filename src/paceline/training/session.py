@@ -20,8 +20,8 @@ from paceline.training.batches.loader import (
     Loader,
     Open,
     eval_batch_size,
-    refuse_further,
 )
+from paceline.training.batches.loop_checks import refuse_further
 from paceline.training.batches.plan import check_plan, make_plan
 from paceline.training.batches.sources import (
     AnyData,

@@ -250,9 +250,7 @@ def test_gradients_of_a_pass_that_were_dropped_dont_leave_in_the_next_one() -> N
     def body(group: Group) -> list[dict[str, bytes | None]]:
         torch.manual_seed(0)
         found, model = [], Sum()
-        memory = connect_node(group)
-        assert memory is not None
-        averager = NodeAverage(memory, model)
+        averager = in_memory(group, model)
         replica = Replica(model, group)
         replica.defer_to(averager)
         for probes in (False, False, True):
@@ -280,9 +278,7 @@ def test_a_gradient_that_a_hook_drops_is_refused(zeroed: bool) -> None:
 
     def body(group: Group) -> None:
         model = Sum()
-        memory = connect_node(group)
-        assert memory is not None
-        averager = NodeAverage(memory, model)
+        averager = in_memory(group, model)
         replica = Replica(model, group)
         replica.defer_to(averager)
         for _ in range(2):
@@ -309,9 +305,7 @@ def test_a_pass_is_looked_at_where_buckets_end() -> None:
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
         parameters = dict(model.named_parameters())
         order = list(parameters)[::-1]
-        memory = connect_node(group)
-        assert memory is not None
-        averager = NodeAverage(memory, model)
+        averager = in_memory(group, model)
         ends = BucketOverlap(averager, parameters).looks_at(order)
         averager.buckets = lambda like: [order[:5], order[5:]]  # type: ignore[method-assign, assignment]
         more = BucketOverlap(averager, parameters).looks_at(order)

@@ -1,15 +1,17 @@
 """Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Generic, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduction_tree import TreeSum
+
+K = TypeVar("K")
 
 ALIGNMENT = 16
 """Elements to which a worker's slice is rounded up: 64 bytes of fp32."""
@@ -33,6 +35,56 @@ costs about 0.4 ms of a core's time with Gloo, and there is little to hide."""
 
 MIN_BYTES_WITHIN_NODE = 1 << 20
 """Below this a bucket's words cost more than its additions."""
+
+
+@final
+class Arrivals(Generic[K]):
+    """Notes which parameters get a gradient in backward passes.
+
+    Its hooks only append to a list, which runs no Python; who wants to look meanwhile says where.
+    """
+
+    def __init__(self, parameters: Mapping[K, nn.Parameter]) -> None:
+        """Args:
+        parameters: By what `take` is to give.
+        """
+        self._parameters = parameters
+        self._key_of = {id(parameter): key for key, parameter in parameters.items()}
+        self._noted: list[Tensor] = []
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._noted.append)
+            for parameter in parameters.values()
+        ]
+
+    def __bool__(self) -> bool:
+        """Whether any has got one since the last `take`."""
+        return bool(self._noted)
+
+    def take(self) -> list[K]:
+        """Give those that have got one since, in that order, as often as they did."""
+        keys = [self._key_of[id(parameter)] for parameter in self._noted]
+        self._noted.clear()
+        return keys
+
+    def clear(self) -> None:
+        """Forget those that have got one since."""
+        self._noted.clear()
+
+    def look(self, look: Callable[[], None], keys: Iterable[K]) -> None:
+        """Have this called in backward passes, as these parameters have got a gradient."""
+
+        def called(_parameter: Tensor) -> None:
+            look()
+
+        self._hooks += [
+            self._parameters[key].register_post_accumulate_grad_hook(called) for key in keys
+        ]
+
+    def release(self) -> None:
+        """Leave the parameters alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
 
 @final

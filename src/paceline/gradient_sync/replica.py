@@ -11,13 +11,12 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
-from paceline.gradient_sync.buckets import gradient_is_gone
+from paceline.gradient_sync.buckets import Arrivals, gradient_is_gone
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -77,9 +76,9 @@ class Replica:
         """What gradients travel in; by default they do as they are. To be set before any does."""
         self._averager: Averager | None = None
         self._alone = group.world_size == 1
-        self._arrivals: list[Tensor] = []
+        self._arrivals = Arrivals[str]({})
         """Parameters that backward passes have reached, where deferred, and that aren't counted
-        yet: hooks that only append to a list run no Python."""
+        yet."""
         self._reached: dict[str, int] = {}
         """Parameters that backward passes have reached since the last averaging; how often the last
         pass, which averages, did."""
@@ -87,7 +86,6 @@ class Replica:
         """Where gradients can leave during the backward pass."""
         self._has_looked_at_a_pass = False
         """Whether it is known if they can."""
-        self._watching: list[RemovableHandle] = []
         # DistributedDataParallel wraps `_Body`, not the module: its attributes and names stay as
         # they are.
         self._body = _Body(module, forward or module.forward)
@@ -283,10 +281,7 @@ class Replica:
         if self._group.gather_rows(torch.tensor([once], dtype=torch.uint8)).all():
             averager.open_stream(self._group.device)
             self._departures = BucketOverlap(averager, self.parameters)
-            self._watching += [
-                self.parameters[name].register_post_accumulate_grad_hook(self._look)
-                for name in self._departures.looks_at(list(reached))
-            ]
+            self._arrivals.look(self._count_arrivals, self._departures.looks_at(list(reached)))
 
     def _recall(self) -> None:
         """Take back what has left during a backward pass. Collective."""
@@ -325,19 +320,10 @@ class Replica:
 
     def _watch(self) -> None:
         """Note which parameters a backward pass reaches, where that isn't otherwise known."""
-        for handle in self._watching:
-            handle.remove()
-        self._arrivals.clear()
+        self._arrivals.release()
+        self._arrivals = Arrivals(self.parameters if self._averager is not None else {})
         self._reached.clear()
-        self._watching, self._departures, self._has_looked_at_a_pass = [], None, False
-        if self._averager is not None:
-            self._watching = [
-                parameter.register_post_accumulate_grad_hook(self._arrivals.append)
-                for parameter in self.parameters.values()
-            ]
-
-    def _look(self, _parameter: Tensor) -> None:
-        self._count_arrivals()
+        self._departures, self._has_looked_at_a_pass = None, False
 
     def _count_arrivals(self, *, starts: bool = True) -> None:
         """Count what was reached since the last time.
@@ -346,10 +332,9 @@ class Replica:
             starts: Whether what is complete leaves. Outside a backward pass nothing does: the
                 script may have dropped these gradients since.
         """
-        if not self._arrivals:
+        names = self._arrivals.take()
+        if not names:
             return
-        names = [self._name_of[id(parameter)] for parameter in self._arrivals]
-        self._arrivals.clear()
         for name in names:
             self._reached[name] = self._reached.get(name, 0) + self._syncing
         if self._departures is not None and self._syncing and self.used:
@@ -369,7 +354,6 @@ class Replica:
 
     def _take_parameters(self) -> None:
         self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self._name_of = {id(parameter): name for name, parameter in self.parameters.items()}
         self._trained = [p.requires_grad for p in self._every]
         self._parallel, self._partly, self.used = None, False, False
         self._settled = False

@@ -6,13 +6,13 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from paceline.distributed.group import Group
 from paceline.distributed.node_memory import connect_node
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.buckets import (
+    Arrivals,
     Bucket,
     Flat,
     Layout,
@@ -68,7 +68,6 @@ class OrderedSum:
         self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
         self._exchange = _connect(group, shards) if group.world_size > 1 else None
         self._every: list[nn.Parameter] = []
-        self._hooks: list[RemovableHandle] = []
         self._layouts: dict[tuple[bool, ...], Layout] = {}
         self._trained: tuple[bool, ...] = ()
         self._names: list[str] = []
@@ -77,11 +76,8 @@ class OrderedSum:
         self._next = self.own_shards.start
         """The shard that is to come, or that is open."""
         self._is_open = self._is_packing = self._in_step = False
-        self._arrivals: list[Tensor] = []
-        """Parameters that got a gradient since it was looked last: hooks that only append to a list
-        run no Python."""
-        self._place_of: dict[int, int] = {}
-        """Places of the trained parameters, by identity."""
+        self._arrivals = Arrivals[int]({})
+        """Places of the parameters that got a gradient since it was looked last."""
         self._arrived: dict[int, None] = {}
         """Places of the parameters that got a gradient in the open shard's last backward pass."""
         self._left = 0
@@ -224,7 +220,7 @@ class OrderedSum:
         return sum(bucket.held_bytes for layout in layouts for bucket in layout.buckets)
 
     def _forget(self) -> None:
-        self._unhook()
+        self._arrivals.release()
         for layout in self._layouts.values():
             layout.free()
         self._every, self._layouts, self._layout = [], {}, None
@@ -236,13 +232,9 @@ class OrderedSum:
         self._trained = trained
         chosen = {p: n for n, p in parameters.items() if p.requires_grad}  # a shared one once
         self._parameters, self._names = list(chosen), list(chosen.values())
-        self._place_of = {id(parameter): place for place, parameter in enumerate(chosen)}
         # Hooks only on what is trained now.
-        self._unhook()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._arrivals.append)
-            for parameter in self._parameters
-        ]
+        self._arrivals.release()
+        self._arrivals = Arrivals(dict(enumerate(self._parameters)))
         # Least recently used: what was used last is at the end, and older layouts lose their
         # buffers.
         self._layout = self._layouts.pop(trained, None)
@@ -256,11 +248,6 @@ class OrderedSum:
             if self._exchange is not None:
                 self._exchange.reset()
 
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
     def _look_within_passes(self, layout: Layout) -> None:
         """Send buckets during backward passes: look after the last gradient of each.
 
@@ -268,15 +255,11 @@ class OrderedSum:
         """
         exchange = self._exchange
         is_near = exchange is None or (isinstance(exchange, NodeExchange) and exchange.within_node)
-        looks = {bucket.members[-1].index for bucket in layout.buckets}
-        self._hooks += [
-            parameter.register_post_accumulate_grad_hook(self._look)
-            for place, parameter in enumerate(self._parameters)
-            if place in looks or not is_near
-        ]
+        ends = [bucket.members[-1].index for bucket in layout.buckets]
+        self._arrivals.look(self._look, ends if is_near else range(len(self._parameters)))
 
     @torch.no_grad()
-    def _look(self, _parameter: Tensor) -> None:
+    def _look(self) -> None:
         if not self._is_packing:
             self._check_nothing_came()
             if not self._in_step:
@@ -294,9 +277,7 @@ class OrderedSum:
 
     def _take_arrivals(self) -> None:
         """Take the gradients that have come; pack and send what they complete."""
-        places = [self._place_of[id(parameter)] for parameter in self._arrivals]
-        self._arrivals.clear()
-        for place in places:
+        for place in self._arrivals.take():
             if place in self._arrived:
                 raise _twice()
             self._arrived[place] = None

@@ -12,6 +12,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining, SnapshotError, UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.rng import seed_everything
+from paceline.training.snapshots.script_state import same_values
 from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import assert_weights, points, session_on, weights_of
@@ -159,3 +160,13 @@ def test_misuse_is_told(tmp_path: Path) -> None:
                 _ = kept.worst
 
     run_ranks(1, body)
+
+
+def test_values_are_compared_with_nan_as_itself() -> None:
+    some, nan = torch.tensor([1.0, float("nan")]), float("nan")
+    assert same_values(some, some.clone())
+    assert not same_values(some, torch.tensor([nan, 1.0]))
+    assert not same_values(some, torch.tensor([2.0, nan]))
+    assert not same_values(some, some.double())
+    assert not same_values(some, some[:1])
+    assert same_values(torch.tensor([True]), torch.tensor([True]))

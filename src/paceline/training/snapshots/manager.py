@@ -27,6 +27,7 @@ from paceline.training.context import TrainingContext
 from paceline.training.snapshots.discovery import best_weights, find_origin
 from paceline.training.snapshots.model_weights import are_finite, load_weights
 from paceline.training.snapshots.per_worker_states import RankState, gather_states, merged
+from paceline.training.snapshots.script_state import same_values
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
@@ -384,10 +385,7 @@ class SnapshotManager:
             if (tensor := saved.get(name)) is None or tensor.shape != own.shape:
                 continue
             tensor = tensor.to(own.device, own.dtype)
-            is_same = own == tensor
-            if own.is_floating_point():
-                is_same |= own.isnan() & tensor.isnan()
-            if not bool(is_same.all()):
+            if not same_values(own, tensor):
                 own.copy_(tensor)
                 found = True
         return found

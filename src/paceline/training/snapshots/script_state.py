@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any, Protocol, final, runtime_checkable
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -270,7 +269,7 @@ def _copy_of(value: object) -> object:
 
 def _alike(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _same(one, other)
+        return same_values(one, other)
     return one == other
 
 
@@ -293,8 +292,14 @@ def _equal(one: State, other: State) -> bool:
     names = one[1].keys()
     if one[0] != other[0] or names != other[1].keys():
         return False
-    return all(_same(one[1][name], other[1][name]) for name in names)
+    return all(same_values(one[1][name], other[1][name]) for name in names)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors of one device hold the same; NaN is the same as NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    is_same = one == other
+    if one.is_floating_point():
+        is_same |= one.isnan() & other.isnan()
+    return bool(is_same.all())

@@ -84,7 +84,7 @@ def worker_group(settings: Mapping[str, OptionValue] = MNIST_SETTINGS) -> Iterat
     config = TrainConfig.from_settings(settings)
     placement = current_placement()
     device = pick_device(config.dist, placement)
-    set_up_torch(config, device)
+    set_up_torch(config)
     backend = resolve_backend(config.dist, device)
     with joined(placement, device, backend, config.dist.timeout_s) as group:
         yield group

@@ -321,7 +321,6 @@ def _article(case: Case, place: Path, group: Group) -> HandLoop:
 
 def _by_hand(case: Case, group: Group) -> HandLoop:
     """Write the loop as well as it can be by hand: the same options, the data on the GPU."""
-    torch.backends.cudnn.benchmark = True
     model = case.model().to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # not declared
     return HandLoop(model=model, steps=_hand_steps(case, model, group))
 

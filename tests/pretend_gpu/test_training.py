@@ -161,7 +161,7 @@ def test_the_start_says_what_was_chosen_and_what_would_be_faster(
     for options, kernels in (
         (
             (),
-            "cuDNN's fastest, TF32 in convolutions; faster: --precision bf16, fused=True in the "
+            "cuDNN's choice, TF32 in convolutions; faster: --precision bf16, fused=True in the "
             "optimizer; perhaps faster: --cuda-graphs auto",
         ),
         (chosen, "the same bits every time, no TF32; faster: fused=True in the optimizer"),

@@ -84,6 +84,14 @@ def test_what_is_tried_on_two_cores() -> None:
             {"compile", "cuda-graphs", "bf16", "halves"},
         ),
         (
+            replace(FACTS, device="cuda"),
+            {"compile", "contiguous", "cudnn-benchmark", "cuda-graphs", "bf16", "halves"},
+        ),
+        (
+            replace(FACTS, device="cuda", settings={**SETTINGS, "deterministic": True}),
+            {"compile", "contiguous", "cuda-graphs", "bf16", "halves"},
+        ),
+        (
             replace(FACTS, device="cuda", settings={**SETTINGS, "shards": 2}),
             {"compile", "contiguous"},  # graphs are refused there
         ),

@@ -20,7 +20,8 @@ from tests.launch.waiting import alive
 _GRACE_S = 10.0
 # Not SIGCHLD: torch's DataLoader puts a handler there with the first loader process, for good.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_OURS_TO_CHANGE = frozenset({"PYTEST_CURRENT_TEST"})  # pytest sets it for each phase of a test
+# pytest sets the first for each phase of a test, torch the other with the first import of Inductor.
+_OTHERS_CHANGE = frozenset({"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"})
 # multiprocessing keeps one of these for the life of a process, from the first use of it on.
 _LASTING_PROCESS = "multiprocessing.resource_tracker"
 
@@ -108,7 +109,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _OURS_TO_CHANGE}
+    return {name: value for name, value in os.environ.items() if name not in _OTHERS_CHANGE}
 
 
 def _settings() -> dict[str, object]:

@@ -66,6 +66,7 @@ def test_a_command_of_accelerate(verify: Verify, tmp_path: Path) -> None:
 
 
 ACCELERATE = """
+import os
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
@@ -84,6 +85,12 @@ for epoch in range(2):
         optimizer.zero_grad()
         accelerator.backward(F.mse_loss(model(inputs), targets))
         optimizer.step()
+
+class Aborting:
+    def __del__(self):
+        os.abort()  # as threads of a process group now and then do where Python goes away
+
+torch.kept = Aborting()
 """
 
 

@@ -240,9 +240,10 @@ def device_index(options: DistOptions, placement: Placement, gpus: int) -> int:
 def use_device(device: torch.device) -> None:
     """Set a thread's device to the worker's: new threads start with the machine's first one.
 
-    Leaving a block on a stream would otherwise take that up as well, and memory on it.
+    Leaving a block on a stream would otherwise take that up as well, and memory on it. A device
+    without a number (`cuda`) is whichever the thread has.
     """
-    if is_accelerator(device):
+    if is_accelerator(device) and device.index is not None:
         torch.accelerator.set_device_index(device)
 
 

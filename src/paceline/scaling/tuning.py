@@ -30,6 +30,8 @@ _MIN_SPLIT = 16
 """Samples of a worker's batch, below which cutting it in two isn't tried."""
 COMPILING_S = 45.0
 """More time for the first trial that compiles: its first step counts."""
+TRYING_KERNELS_S = 15.0
+"""More time for a trial whose first step tries cuDNN's kernels out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +186,14 @@ def _of_device(facts: Facts) -> Iterable[Change]:
         yield Change(name="contiguous", settings={"memory_format": "contiguous"}, kind="rounding")
     if facts.device != "cpu" and own.get("tf32") == "off":
         yield Change(name="tf32", settings={"tf32": "on"}, kind="quality")
+    may_vary = not any(own.get(name) for name in ("shards", "deterministic", "cudnn_benchmark"))
+    if facts.device == "cuda" and facts.channels_last and may_vary:
+        yield Change(
+            name="cudnn-benchmark",
+            settings={"cudnn_benchmark": True},
+            kind="rounding",
+            more_s=TRYING_KERNELS_S,
+        )
     without = facts.device == "cuda" and own.get("cuda_graphs", "off") == "off"
     if without and not any(own.get(name) for name in ("shards", "compile", "sync_batchnorm")):
         # Compiled code refuses graphs: of the two one is taken.

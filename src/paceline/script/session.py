@@ -120,7 +120,7 @@ def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> I
     check_method(config)
     refuse_idle(config, request.given)
     require_trackers(config.metrics.tracker)
-    set_up_torch(config, device)
+    set_up_torch(config)
     facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:
         # Meet the other workers; signals are handled from here on.

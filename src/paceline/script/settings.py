@@ -89,8 +89,13 @@ class SessionSettings(TypedDict, total=False):
     PyTorch and the script have it, by default convolutions alone."""
 
     deterministic: bool
-    """Take kernels that give the same bits every time, where there are others: on GPUs cuDNN's
-    fastest ones by measurement are the default. --shards does so anyway."""
+    """Take kernels that give the same bits every time, where there are others, as on GPUs.
+    --shards does so anyway."""
+
+    cudnn_benchmark: bool | None
+    """Have cuDNN try its kernels out for each new shape of a batch, on NVIDIA GPUs: seconds each
+    time, and rarely faster than what it takes unasked. Default: as PyTorch and the script
+    have it, which is off."""
 
     compile: bool | Literal["auto"]
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the

@@ -1,8 +1,10 @@
 """What runs in every worker of `paceline verify`: the training, watched."""
 
+import atexit
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -103,12 +105,19 @@ def main(argv: Sequence[str]) -> None:
     except BaseException as error:  # noqa: BLE001 - the process ends here, with a record
         # At once, without clean-up: its peers notice it at once as well.
         os._exit(exit_code_of(kind_of(error)))
-    if json.loads(ended)["cut"]:
-        # Process groups that the script would have left in the end are there still, and abort a
-        # process that ends with them where a peer was faster.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(ExitCode.DONE)
+    if not json.loads(ended)["cut"]:
+        _finish_script()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by the interpreter's end: threads of process groups that are there still abort a process
+    # now and then, in which torch waits for Python's lock while Python goes away.
+    os._exit(ExitCode.DONE)
+
+
+def _finish_script() -> None:
+    """Do what a script has left for its own end, in the interpreter's order."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for its threads
+    atexit._run_exitfuncs()
 
 
 if __name__ == "__main__":

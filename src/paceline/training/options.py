@@ -98,8 +98,13 @@ class ComputeOptions:
     and the script have it, by default convolutions alone."""
 
     deterministic: bool = False
-    """Take kernels that give the same bits every time, where there are others: on GPUs cuDNN's
-    fastest ones by measurement are the default. --shards does so anyway."""
+    """Take kernels that give the same bits every time, where there are others, as on GPUs.
+    --shards does so anyway."""
+
+    cudnn_benchmark: bool | None = None
+    """Have cuDNN try its kernels out for each new shape of a batch, on NVIDIA GPUs: seconds each
+    time, and rarely faster than what it takes unasked. Default: as PyTorch and the script have
+    it, which is off."""
 
     compile: Compile = False
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
@@ -123,6 +128,11 @@ class ComputeOptions:
             raise UsageError(
                 "--deterministic can't be combined with --compile auto: what is compiled would "
                 "follow the clock. Give --compile or --no-compile"
+            )
+        if self.deterministic and self.cudnn_benchmark:
+            raise UsageError(
+                "--deterministic can't be combined with --cudnn-benchmark: kernels would follow "
+                "the clock. Give one of them"
             )
         if self.compile and self.cuda_graphs == "on":
             raise UsageError(

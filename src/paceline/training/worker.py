@@ -74,7 +74,7 @@ def run_training(payload: str) -> str:
     backend = resolve_backend(config.dist, device)
     check_reproducible(config, placement.world_size)
     check_method(config)
-    set_up_torch(config, device)
+    set_up_torch(config)
     # Join the process group, which compares the facts that must be equal on all workers.
     facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
@@ -119,20 +119,15 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
     return finish(session.engine, request, partial(evaluate_best, training))
 
 
-def set_up_torch(config: TrainConfig, device: torch.device | None = None) -> None:
-    """Set what is global in a worker: threads, memory, which kernels it takes.
-
-    Args:
-        config: The options.
-        device: This worker's; None before it is known.
-    """
+def set_up_torch(config: TrainConfig) -> None:
+    """Set what is global in a worker: threads, memory, which kernels it takes."""
     keep_freed_memory()
     is_pinned = config.data.shards is not None
     if is_pinned:
         pin(config.launch.threads)
     elif config.launch.threads is not None:
         torch.set_num_threads(config.launch.threads)
-    choose_kernels(config.compute, device, pinned=is_pinned)
+    choose_kernels(config.compute, pinned=is_pinned)
 
 
 def facts_here(

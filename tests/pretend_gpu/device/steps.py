@@ -33,6 +33,7 @@ class _Spent:
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
+        self.count = counted_here
         self.steps = 0
         self.is_inside = False
 
@@ -43,17 +44,28 @@ class _Spent:
             yield
             return
         self.is_inside = True
-        before = counted_here()
+        before = self.count()
         mode = _refuse_waits(0)
         try:
             yield
         finally:
             self.is_inside = False  # also where a signal ends the training
             _refuse_waits(mode)
-            self.counted.update(counted_here() - before)
+            self.counted.update(self.count() - before)
 
 
 _spent = _Spent()
+
+
+def refuse_waits_in_steps(engine: ModuleType) -> None:
+    """Have torch refuse operations that wait, once a training is warm; on any CUDA device.
+
+    Args:
+        engine: The module `paceline.training.engine`.
+    """
+    _spent.count = Counter  # a real device counts nothing
+    _after_steps(engine, _refuse_when_warm)
+    _leave_out_waits(engine)
 
 
 def note_steps(engine: ModuleType) -> None:
@@ -64,20 +76,28 @@ def note_steps(engine: ModuleType) -> None:
     Args:
         engine: The module `paceline.training.engine`.
     """
+    _after_steps(engine, _note)
+    _leave_out_waits(engine)
+    from paceline.checkpoint import writer
+
+    # A snapshot is written by a thread of its own, which waits for its copies beside the steps.
+    made = functools.partial(ThreadPoolExecutor, initializer=_beside_training)
+    writer.ThreadPoolExecutor = made  # type: ignore[assignment, attr-defined]
+
+
+def _after_steps(engine: ModuleType, note: Callable[[], None]) -> None:
     plain = engine.Engine._count_step
 
     @functools.wraps(plain)
     def count_step(training: object) -> None:
         plain(training)
-        _note()
+        note()
 
     engine.Engine._count_step = count_step
-    _leave_out_waits(engine)
 
 
 def _leave_out_waits(engine: ModuleType) -> None:
     """Leave out what Paceline may wait for."""
-    from paceline.checkpoint import writer
     from paceline.data import memory
     from paceline.gradient_sync import replica_consistency
     from paceline.training import cuda_graphs, losses, step_times
@@ -102,9 +122,6 @@ def _leave_out_waits(engine: ModuleType) -> None:
     ):
         setattr(owner, name, _left_out(getattr(owner, name)))
     engine.Engine.evaluation = _ends_left_out(engine.Engine.evaluation)
-    # A snapshot is written by a thread of its own, which waits for its copies beside the steps.
-    made = functools.partial(ThreadPoolExecutor, initializer=_beside_training)
-    writer.ThreadPoolExecutor = made  # type: ignore[assignment, attr-defined]
 
 
 def _beside_training() -> None:
@@ -151,13 +168,18 @@ def _refuse_waits(mode: int) -> int:
     return before
 
 
+def _refuse_when_warm() -> None:
+    _spent.steps += 1
+    if _spent.steps == WARM_UP_STEPS:
+        _refuse_waits(2)
+
+
 def _note() -> None:
     directory = os.environ.get("PRETEND_GPU_COUNTERS")
     if not directory:
         return
-    _spent.steps += 1
-    if _spent.steps == WARM_UP_STEPS and os.environ.get("PRETEND_GPU_WAITS") == "refused":
-        _refuse_waits(2)
+    if os.environ.get("PRETEND_GPU_WAITS") == "refused":
+        _refuse_when_warm()
     counted = counted_here() - _spent.counted
     with Path(directory, f"{os.getpid()}.steps").open("a") as file:
         print(*(counted[name] for name in COUNTERS), file=file)

@@ -198,3 +198,5 @@ def test_the_same_bits_do_not_follow_the_clock() -> None:
         check_reproducible(configure(shards=2, compile="auto"), 2)
     with pytest.raises(UsageError, match="--deterministic can't be combined with --compile auto"):
         configure(deterministic=True, compile="auto")
+    with pytest.raises(UsageError, match=r"--deterministic can't be .* --cudnn-benchmark"):
+        configure(deterministic=True, cudnn_benchmark=True)

@@ -131,6 +131,7 @@ def test_how_it_is_described(given: dict[str, OptionValue], text: str) -> None:
     [
         ({"sync_batchnorm": True}, "GroupNorm"),
         ({"time_budget": "2h"}, "--epochs"),
+        ({"cudnn_benchmark": True}, "--cudnn-benchmark"),
         ({"backend": "smddp"}, "--backend nccl or gloo"),
         ({"backend": "mpi"}, "--backend nccl or gloo"),
     ],

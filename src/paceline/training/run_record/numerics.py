@@ -57,15 +57,18 @@ def pin_kernels() -> None:
     _pin_workspace()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a module with properties
-    _choose_cudnn(fastest=False)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
 
-def choose_kernels(options: ComputeOptions, device: torch.device | None, *, pinned: bool) -> None:
-    """Choose a worker's kernels where there are several: the fastest on GPUs, by default.
+def choose_kernels(options: ComputeOptions, *, pinned: bool) -> None:
+    """Choose a worker's kernels where there are several; without options all stays as it is.
+
+    cuDNN's benchmark is no default: what it finds is hardly faster than cuDNN's own choice, and
+    it costs seconds at the start, at an epoch's short last batch and at the first evaluation
+    (benchmarks/README.md, "On GPUs").
 
     Args:
-        options: Of which `deterministic` and `tf32` count.
-        device: What the worker computes on; None where that isn't known yet.
+        options: Of which `deterministic`, `cudnn_benchmark` and `tf32` count.
         pinned: `pin` has chosen them already.
 
     Raises:
@@ -73,28 +76,23 @@ def choose_kernels(options: ComputeOptions, device: torch.device | None, *, pinn
     """
     if options.deterministic and not pinned:
         pin_kernels()
-    elif not pinned:
-        _choose_cudnn(fastest=device is not None and has_cudnn(device))
+    elif options.cudnn_benchmark is not None and not pinned:
+        torch.backends.cudnn.benchmark = options.cudnn_benchmark
     # By the names that all versions of torch have; set alike, both generations can be read.
     if options.tf32 != "auto":
         torch.backends.cuda.matmul.allow_tf32 = options.tf32 == "on"
         torch.backends.cudnn.allow_tf32 = options.tf32 != "off"
 
 
-def _choose_cudnn(*, fastest: bool) -> None:
-    torch.backends.cudnn.benchmark = fastest
-    torch.backends.cudnn.deterministic = not fastest
-
-
 def describe_kernels(device: torch.device) -> str:
-    """Say which kernels a worker takes, such as `cuDNN's fastest, TF32 in convolutions`.
+    """Say which kernels a worker takes, such as `cuDNN's choice, TF32 in convolutions`.
 
     Empty where there is no choice.
     """
     if not has_cudnn(device):
         return ""
     switches, precisions = _switches(), _precisions(device)
-    cudnn = "cuDNN's fastest" if switches["cudnn_benchmark"] == "yes" else "cuDNN without benchmark"
+    cudnn = "cuDNN's fastest" if switches["cudnn_benchmark"] == "yes" else "cuDNN's choice"
     if switches["deterministic_algorithms"] == "yes":
         cudnn = "the same bits every time"
     in_tf32 = [

@@ -87,6 +87,11 @@ def check_reproducible(config: TrainConfig, world_size: int) -> None:
             "--shards can't be combined with --compile auto: what is compiled would follow the "
             "clock, and with it the bits. Give --compile or --no-compile"
         )
+    if config.compute.cudnn_benchmark:
+        raise UsageError(
+            "--shards can't be combined with --cudnn-benchmark: kernels would follow the clock, "
+            "and with them the bits. Leave it out"
+        )
     if config.dist.backend in FEW_OPERATIONS:
         raise UsageError(
             f"--shards needs all-to-all, which --backend {config.dist.backend} doesn't have. Use "

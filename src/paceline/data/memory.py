@@ -143,6 +143,7 @@ class MemorySource(BatchSource):
                 inputs = self._augmented(raw, [table[start:stop] for table in draws])
             else:
                 inputs = self._normalised(raw)
+            del raw, gathered  # see DeviceFeed
             yield Batch(
                 (inputs, self._labels.index_select(0, picked)),
                 step_share.stop - step_share.start,
@@ -316,15 +317,18 @@ class PreparedSource(BatchSource):
     def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
         """Give the batches of one epoch, augmented."""
         order = to_device(torch.from_numpy(plan_order(plan, self.num_samples)), self._device)
-        shares = plan_shares(plan, self.num_samples)
-        for step_share, batch in zip(shares, self._raw.train_batches(plan), strict=True):
+        batches = self._raw.train_batches(plan)
+        for step_share in plan_shares(plan, self.num_samples):  # a zip would keep the batch
+            batch = next(batches)
             images, labels = batch.pair()
             first, _ = step_share.to_read
             indices = order[first : first + len(images)]
             for stream, augment in enumerate(self._augment):
                 draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)
                 images = augment(images, draws)
-            yield replace(batch, content=(self._normalised(images), labels))
+            prepared = replace(batch, content=(self._normalised(images), labels))
+            del batch, images  # see DeviceFeed
+            yield prepared
 
     def read_ahead(self, plan: EpochPlan) -> None:
         """Start reading the raw images of an epoch."""

@@ -380,7 +380,7 @@ EXPORT cudaError_t cudaStreamAddCallback(
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new Event);
-  return cudaSuccess;
+  return status();
 }
 EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, 0);

@@ -32,6 +32,11 @@ class DeviceFeed:
     A copy on the stream that computes would begin when the step before is over; from ordinary
     memory it would keep the training thread waiting as well. Without such copies (on CPUs) a batch
     is moved at once.
+
+    Who uses one drops what was copied, and what it was copied from, before a step begins. An error
+    in the step takes the generators of batches apart; torch (2.11) gives back memory that several
+    streams have used by events, which a GPU that has failed refuses, and aborts the process then:
+    nobody would see the error.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -122,7 +127,11 @@ def one_ahead(
         for item in items:
             pending.append(_Pending(item, thread.submit(make, item)))
             if len(pending) > 1:
-                first = pending.popleft()
-                yield first.item, first.made.result()
-        for last in pending:
-            yield last.item, last.made.result()
+                yield _first_of(pending)
+        while pending:
+            yield _first_of(pending)
+
+
+def _first_of(pending: deque[_Pending[T, Made]]) -> tuple[T, Made]:
+    first = pending.popleft()
+    return first.item, first.made.result()

@@ -236,7 +236,9 @@ class LoaderSource(BatchSource):
             collated = self._next()
             if collated is _END:
                 return
-            yield self._to_batch(collated, self._requests.in_flight.popleft())
+            batch = self._to_batch(collated, self._requests.in_flight.popleft())
+            del collated  # see DeviceFeed
+            yield batch
 
     def _start(self, work: Iterator[_Work]) -> None:
         if self._loader is None:

@@ -120,7 +120,8 @@ class Plan:
     def run_tests(self, report: Report) -> None:
         """Run the tests that need a GPU."""
         found = self.scratch / "tests.xml"
-        words = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={found}", "tests"]
+        options = ("-q", "-n", "4", "-m", "gpu", f"--junitxml={found}")
+        words = [sys.executable, "-m", "pytest", *options, "tests"]
         if self.quick:
             words[-1] = "tests/optim"
         done = subprocess.run(

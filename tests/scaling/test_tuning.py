@@ -81,14 +81,22 @@ def test_what_is_tried_on_two_cores() -> None:
         ),
         (
             replace(FACTS, device="cuda", channels_last=False),
-            {"compile", "cuda-graphs", "bf16", "halves"},
+            {"compile", "cuda-graphs", "bf16", "halves", "quarters"},
         ),
         (
             replace(FACTS, device="cuda"),
-            {"compile", "contiguous", "cudnn-benchmark", "cuda-graphs", "bf16", "halves"},
+            {
+                *("compile", "contiguous", "cudnn-benchmark"),
+                *("cuda-graphs", "bf16", "halves", "quarters"),
+            },
         ),
         (
-            replace(FACTS, device="cuda", settings={**SETTINGS, "deterministic": True}),
+            replace(
+                FACTS,
+                device="cuda",
+                global_batch=32,  # 16 a worker
+                settings={**SETTINGS, "deterministic": True},
+            ),
             {"compile", "contiguous", "cuda-graphs", "bf16", "halves"},
         ),
         (

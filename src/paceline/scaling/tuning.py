@@ -28,6 +28,8 @@ _CHEAPER = ("bf16", "powersgd", "local")
 """Values of `--sync` that send fewer bytes: half of them, a hundredth, and in few steps."""
 _MIN_SPLIT = 16
 """Samples of a worker's batch, below which cutting it in two isn't tried."""
+_PIECES = (("halves", 2), ("quarters", 4))
+"""Into how many a worker's batch is cut."""
 COMPILING_S = 45.0
 """More time for the first trial that compiles: its first step counts."""
 TRYING_KERNELS_S = 15.0
@@ -221,9 +223,11 @@ def _divided(facts: Facts) -> Iterable[Change]:
     batch = math.ceil(facts.global_batch / facts.workers)
     # Statistics of the whole batch need it at once.
     may_split = own.get("max_batch_per_worker") is None and own.get("sync_batchnorm") is not True
-    if batch >= _MIN_SPLIT and may_split:
-        half = {"max_batch_per_worker": math.ceil(batch / 2)}
-        yield Change(name="halves", settings=half, kind=kind)
+    # A GPU's cache may have room for a quarter alone.
+    for name, pieces in _PIECES if facts.device != "cpu" else _PIECES[:1]:
+        if may_split and 2 * batch >= pieces * _MIN_SPLIT:
+            piece = {"max_batch_per_worker": math.ceil(batch / pieces)}
+            yield Change(name=name, settings=piece, kind=kind)
 
 
 def _loading(facts: Facts) -> Iterable[Change]:

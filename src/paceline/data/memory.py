@@ -329,6 +329,7 @@ class PreparedSource(BatchSource):
             prepared = replace(batch, content=(self._normalised(images), labels))
             del batch, images  # see DeviceFeed
             yield prepared
+        assert next(batches, None) is None  # that pass ends as well
 
     def read_ahead(self, plan: EpochPlan) -> None:
         """Start reading the raw images of an epoch."""

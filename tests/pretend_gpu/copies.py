@@ -1,6 +1,7 @@
 """Run by test_copies.py: copies between host and device, and what they cost; prints a line each."""
 
 import copy
+import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,6 +117,11 @@ def main() -> None:
     for (images, labels), one in zip(batches, expected_batches, strict=True):
         assert torch.equal(images.cpu(), one.inputs)
         assert torch.equal(labels.cpu(), one.targets)
+    # While the last one is served, what it was made of is gone.
+    served = source.train_batches(plan)
+    last = [next(served) for _ in batches][-1]
+    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor]
+    print("held", sum(t.is_cuda and t.dtype == torch.uint8 for t in tensors), len(last.inputs))
 
 
 main()

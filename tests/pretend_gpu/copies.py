@@ -104,8 +104,11 @@ def main() -> None:
     for name, buffer in synced.named_buffers():
         torch.testing.assert_close(buffer.cpu(), whole.get_buffer(name))
     dist.destroy_process_group()
+    from_a_file()
 
-    # Images of a file: gathered and sent one step ahead.
+
+def from_a_file() -> None:
+    """Images of a file: gathered and sent one step ahead."""
     data = replace(synthetic_images(20, 3, 8, 8, 4, seed=1), keep_on_host=True)
     plan = EpochPlan(
         seed=1, epoch=0, global_batch=6, first_step=0, part=0, count=1, parts=1, drop_last=False

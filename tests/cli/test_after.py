@@ -68,6 +68,20 @@ def test_export(run: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+def test_what_export_says_is_fitted_to_a_terminal(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "weights.pt"
+    monkeypatch.setenv("COLUMNS", str(len(str(file)) + 8))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["export", str(run), str(file)]) == ExitCode.DONE
+    assert capsys.readouterr().out.endswith(f" written to\n  {file}\n")
+
+
+@pytest.mark.slow
 def test_a_moving_average_of_the_weights_is_what_counts(
     paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

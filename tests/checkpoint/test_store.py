@@ -58,7 +58,7 @@ def test_an_empty_store(store: SnapshotStore) -> None:
     assert store.newest_good(unexpected) is None
     assert store.best() is None
     store.sweep()
-    with pytest.raises(UsageError, match=r"no snapshot 'last' .* the newest there: none"):
+    with pytest.raises(UsageError, match=r"no snapshot 'last' for .*\. It holds none: none "):
         store.resolve("last")
 
 

@@ -1,6 +1,7 @@
 """What can be done with a run: evaluate, export, report."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from paceline.errors import ExitCode
 from paceline.options.figures import show_loss, show_percent
 from paceline.recipes.registry import BUILT_IN
 from tests.cli.conftest import Paceline, summary
+
+_GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,20 @@ def test_export(run: Path, tmp_path: Path, suffix: str, capsys: pytest.CaptureFi
     assert main(["export", str(run), str(file)]) == ExitCode.USAGE
     assert "replace it with --overwrite" in capsys.readouterr().err
     assert main(["export", str(run), str(file), "--overwrite"]) == ExitCode.DONE
+
+
+@pytest.mark.slow
+def test_what_export_says_is_fitted_to_a_terminal(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "weights.pt"
+    monkeypatch.setenv("COLUMNS", str(len(str(file)) + 8))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["export", str(run), str(file)]) == ExitCode.DONE
+    assert capsys.readouterr().out.endswith(f" written to\n  {file}\n")
 
 
 @pytest.mark.slow
@@ -154,3 +171,15 @@ def test_recipes_fit_a_terminal(
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= 60
     assert any(line.startswith(" " * 20) for line in shown)  # below its summary
+
+
+def test_where_copies_are_is_fitted_to_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(_GOLDEN, run)
+    url = f"file://{tmp_path}/away"
+    monkeypatch.setenv("COLUMNS", str(len(url) + 8))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["copy", str(run), url]) == ExitCode.DONE
+    assert capsys.readouterr().out == f"Copied to\n  {url}/run\n"

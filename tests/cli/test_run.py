@@ -242,6 +242,7 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
         (("--workers", "2", "-"), "can't come from standard input"),
         (("nowhere", "--workers", "2"), "there is no file nowhere. Usage: paceline run SCRIPT.py"),
         ((".",), ". is a directory"),
+        (("job.toml",), "job.toml is a file of settings, not a script: give it after --config"),
         (("--workers", "2", "script"), "without .py first: paceline run script"),
         (("digits",), "digits is a recipe, not a script: paceline train digits trains it"),
         (("a.py:build",), "a.py:build is a recipe, not a script: paceline train a.py:build"),
@@ -257,6 +258,7 @@ def test_usage(
 ) -> None:
     write_script(tmp_path)
     write_script(tmp_path, name="script")
+    (tmp_path / "job.toml").touch()
     monkeypatch.chdir(tmp_path)
     assert main(["run", *words]) == 2
     assert message in capsys.readouterr().err

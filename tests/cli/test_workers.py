@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.app import main as paceline
-from paceline.cli.commands.workers import main, table_of
+from paceline.cli.commands.workers import live_view, main, table_of
 from paceline.errors import UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, remove_live, write_live
 from paceline.results.run_directory import RunDirectory
@@ -44,6 +44,15 @@ def test_the_table_fits_a_terminal_and_names_the_slow() -> None:
 def test_no_heading_is_cut_at_80_columns() -> None:
     columns = "rank host step steps/s computing waiting data slow by"
     assert columns in [" ".join(line.split()) for line in drawn(20)]
+
+
+def test_ctrl_c_begins_no_line_of_its_own_below_a_table_as_wide_as_the_terminal() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    wide = replace(_SLOW, host="a-host-of-a-long-name.example.org")
+    lines = console.render_lines(live_view([wide, _FAST], 20, Path()), pad=False)
+    widths = [sum(segment.cell_length for segment in line) for line in lines]
+    assert max(widths) > 78
+    assert widths[-1] <= 78
 
 
 def test_only_the_slowest_are_shown_of_many() -> None:

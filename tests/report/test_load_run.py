@@ -33,6 +33,12 @@ def test_empty_directory_gives_an_empty_report(tmp_path: Path) -> None:
     assert report.problems == ("run.json is missing or empty",)
 
 
+def test_what_cannot_be_read_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+    (problem,) = read_run(RunDirectory(tmp_path)).problems
+    assert problem.startswith("run.json can't be read")
+
+
 @pytest.mark.parametrize("content", ["{", "[1]", "\0\xff", '{"a": 1', "null", "[" * 100_000])
 def test_damaged_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)

@@ -59,6 +59,29 @@ def test_a_training_is_never_overwritten(tmp_path: Path) -> None:
         run.create()
 
 
+def test_one_that_runs_is_not_to_be_resumed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.create()
+    run.run_json.write_text("{}")
+    with run.lock(), pytest.raises(UsageError, match=r"which is running\. .*paceline watch ") as e:
+        run.check_new()
+    assert "resume" not in str(e.value)
+
+
+def test_what_cannot_be_made_is_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(UsageError, match=r"can't be written \(Not a directory\)"):
+            RunDirectory(path).check_new()
+    RunDirectory(tmp_path / "a" / "b").check_new()
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UsageError, match=r"can't be written \(Permission denied\)"):
+        RunDirectory(tmp_path / "a" / "b").check_new()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UsageError, match="is not empty and holds no training"):

@@ -21,10 +21,10 @@ def small(*, width: int = WIDTH, name: str | None = None) -> "paceline.Job":
         width: How wide it is.
         name: What it is called.
     """
-    return (width, name)
+    return paceline.Job(model=(width, name), train=None, validation=None)
 
 def plain(*, width=8):
-    return width
+    return paceline.Job(model=width, train=None, validation=None)
 
 def bare(width):
     return width
@@ -52,8 +52,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def built(found: Recipe, **arguments: OptionValue) -> object:
-    """Build what isn't a job here but shows which arguments arrived."""
-    return found(**arguments)
+    """Give what stands for a model here: it shows which arguments arrived."""
+    return found(**arguments).model
 
 
 def test_a_recipes_arguments_are_options_with_help(file: Path) -> None:
@@ -81,6 +81,14 @@ def test_a_plain_function_is_a_recipe_too(file: Path) -> None:
     assert built(found, width=2) == 2
 
 
+@pytest.mark.parametrize(("value", "returned"), [("None", "nothing"), ("3", "a value of type int")])
+def test_what_builds_no_job(value: str, returned: str, tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text(f"def build():\n    return {value}\n")
+    found = load_recipe(f"{tmp_path / 'none.py'}:build")
+    with pytest.raises(JobError, match=rf"must return a paceline\.Job; it returned {returned}$"):
+        found()
+
+
 def test_an_argument_without_default_cant_be_a_flag(file: Path) -> None:
     with pytest.raises(UsageError, match="the argument 'width' needs a default value"):
         load_recipe(f"{file}:bare").arguments()
@@ -92,7 +100,8 @@ def test_loading_twice_gives_the_same_module(file: Path) -> None:
 
 def test_a_file_named_like_a_known_module_replaces_nothing(tmp_path: Path) -> None:
     file = tmp_path / "json.py"
-    file.write_text("def build():\n    return 1\n")
+    job = "paceline.Job(model=1, train=None, validation=None)"
+    file.write_text(f"import paceline\ndef build():\n    return {job}\n")
     assert built(load_recipe(f"{file}:build")) == 1
     import json
 
@@ -170,7 +179,8 @@ def test_a_path_may_start_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "at_home.py"
     file.write_text(
-        "from pathlib import Path\ndef build(*, data: Path = Path('~/data')):\n    return data\n"
+        "import paceline\nfrom pathlib import Path\ndef build(*, data: Path = Path('~/data')):\n"
+        "    return paceline.Job(model=data, train=None, validation=None)\n"
     )
     found = load_recipe("~/at_home.py:build")
     assert found.resolved({}) == {"data": str(tmp_path / "data")}

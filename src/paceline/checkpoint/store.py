@@ -275,7 +275,7 @@ class SnapshotStore:
             UsageError: There is none; the message lists what there is.
         """
         steps = self.steps()
-        known = ", ".join(self.path_of(step).name for step in steps[-5:]) or "none"
+        known = ", ".join(self.path_of(step).name for step in steps[-5:])
         snapshot: Path | None
         if which == "best":
             snapshot = self.best()
@@ -288,9 +288,10 @@ class SnapshotStore:
             candidates = (Path(which), self.directory / which)
             snapshot = next((path for path in candidates if (path / MANIFEST).is_file()), None)
         if snapshot is None:
+            those = f"Give best, last or a snapshot's directory; the newest there: {known}"
             raise UsageError(
                 f"no snapshot {which!r} for {self.directory}. "
-                f"Give best, last or a snapshot's directory; the newest there: {known}"
+                f"{those if known else 'It holds none: none has been written there yet'}"
             )
         return snapshot
 

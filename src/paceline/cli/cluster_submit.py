@@ -49,7 +49,8 @@ class ClusterChoice:
             useful |= {option.name for option in _own_options(on)}
         for name in self.given:
             if name not in useful:
-                raise UsageError(f"{flag(name)} has no effect without {_needed(name)}")
+                here = "; here `paceline resume` resumes a training" if name == "resume" else ""
+                raise UsageError(f"{flag(name)} has no effect without {_needed(name)}{here}")
 
     def plans_alone(self, on: str) -> bool:
         """Tell whether `--dry-run` was given for a training that no cluster is to start.

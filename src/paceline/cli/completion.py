@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -13,6 +14,7 @@ from paceline.errors import HelpShown, UsageError
 from paceline.options.command_line import LIST_OPTIONS, callable_with
 from paceline.options.fields import OptionField, unknown_name
 from paceline.recipes.registry import BUILT_IN
+from paceline.report.runs.listing import SORT_COLUMNS
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -65,6 +67,8 @@ for name in {" ".join(_OF_RUNS)}
 end
 """
 _WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
+_VALUES: Mapping[tuple[str, str], object] = {("runs", "sort"): Literal[SORT_COLUMNS]}
+"""Usual values of options that take others too, by command and option."""
 _WITHOUT_WORD = frozenset({"recipes", "aws"})
 
 
@@ -110,7 +114,10 @@ def _options_of(name: str, module: str) -> Iterator[OptionField]:
         try:
             main([*([target] if target else []), LIST_OPTIONS])
         except HelpShown as listed:
-            yield from listed.args
+            yield from (
+                replace(option, annotation=_VALUES.get((name, option.name), option.annotation))
+                for option in listed.args
+            )
 
 
 def _with_word(name: str, options: list[OptionField]) -> Callable[..., None]:

@@ -70,7 +70,8 @@ def _job(launch: Launch) -> "tuple[Job | None, str]":
         if not fetched and launch.place.hosts is None:  # else the hosts may have it
             kind = UsageError if isinstance(error, UsageError) else JobError
             raise kind(f"the training couldn't start: {error}") from error
-        return None, f"can't be built yet, so steps and memory aren't known: {error}"
+        why = ", as a dry run fetches nothing" if fetched else ""
+        return None, f"can't be built yet{why}; steps and memory aren't known: {error}"
 
 
 def _workers(launch: Launch) -> int:

@@ -1,6 +1,7 @@
 """Command lines made from option fields: parsing, `--help`, and errors that list what is known."""
 
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -346,7 +347,16 @@ def _what_is_wrong(
     text = " ".join(str(error).split())
     text = text if text.endswith((".", "?")) else f"{text}."
     token = error.token if isinstance(error, CoercionError) else None
-    return text + _also_a_switch(str(token.keyword), options) if token is not None else text
+    if token is None:
+        return text
+    # Cyclopts guesses more freely than this does for names: of gpu it says xpu.
+    guess = _GUESS.search(text)
+    if guess is not None and not closest_names(token.value, [guess[1]]):
+        text = text.replace(guess[0], "")
+    return text + _also_a_switch(str(token.keyword), options)
+
+
+_GUESS = re.compile(r' Did you mean "(.*)"\?$')
 
 
 def _also_a_switch(given: str, options: Sequence[OptionField]) -> str:
@@ -400,7 +410,9 @@ def _unexpected(
         option, value = tokens[place - 2], ",".join((before, *words))
         return f"unexpected {words[0]!r}: put commas between several numbers, {option} {value}"
     listed = ", ".join(map(repr, words))
-    return f"unexpected {listed}: what isn't an option comes first"
+    has_option_before = any(token.startswith("-") for token in tokens[:place])
+    why = "what isn't an option comes first" if has_option_before else "it is one word too many"
+    return f"unexpected {listed}: {why}"
 
 
 def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequence[str]]:

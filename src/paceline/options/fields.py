@@ -234,7 +234,7 @@ def _what_is_wrong(value: object, *, is_own: bool) -> str | None:
         most = float_info.max if isinstance(value, float) else 2**63 - 1
     if abs(value) > most:
         shown = f"{value:g}" if isinstance(value, float) else shortened(str(value))
-        return f"is {shown}: it can be at most {most:,}"
+        return f"is {shown}: it can be at most {most:{'g' if isinstance(most, float) else ','}}"
     return None
 
 

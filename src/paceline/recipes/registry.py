@@ -36,6 +36,8 @@ def reference_of(name: str) -> str:
             f"{name!r} is a file, not a recipe. Name its function that returns a paceline.Job, as "
             f"{name}:function; a script with a loop of its own runs by `paceline run {name}`"
         )
+    if name.endswith(".toml"):
+        raise UsageError(f"{name!r} is a file of settings, not a recipe: give it after --config")
     if ":" not in name:
         hint = "; or your own as file.py:function"
         raise UsageError(unknown_name(name, BUILT_IN, "recipe") + hint)

@@ -66,9 +66,10 @@ def read_object(path: Path, problems: list[str], *, expected: bool = False) -> J
         problems: Gets a sentence where the file can't be read.
         expected: Whether its absence is a problem.
     """
+    before = len(problems)
     content = read_text(path, problems)
     if not content:
-        if expected:
+        if expected and len(problems) == before:
             problems.append(f"{path.name} is missing or empty")
         return {}
     try:

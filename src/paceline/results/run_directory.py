@@ -1,5 +1,6 @@
 """The run directory: what one training leaves behind, and who may write into it."""
 
+import errno
 import fcntl
 import os
 import re
@@ -265,7 +266,7 @@ class RunDirectory:
         """Refuse a directory that a new training must not begin in; makes nothing.
 
         Raises:
-            UsageError: It holds a training already or something else, or can't be read.
+            UsageError: It holds a training already or something else, or can't be read or made.
         """
         try:
             self.refuse_to_overwrite()
@@ -274,6 +275,11 @@ class RunDirectory:
                     f"{self.path} is not empty and holds no training. "
                     "Name a new or empty directory with --run-dir"
                 )
+            # What isn't there yet is made in the nearest directory that is.
+            there = next(place for place in (self.path, *self.path.parents) if place.exists())
+            reason = 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
+            if reason := reason if there.is_dir() else errno.ENOTDIR:
+                raise OSError(reason, os.strerror(reason))
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -367,9 +373,10 @@ class RunDirectory:
             UsageError: It does.
         """
         if self.run_json.exists():
+            resume = f". Resume it: {command_line('resume', self.path)}"
+            watch = f", which is running. Follow it: {command_line('watch', self.path)}"
             raise UsageError(
-                f"{self.path} already holds a training. "
-                f"Resume it: {command_line('resume', self.path)}; "
+                f"{self.path} already holds a training{watch if self.is_locked() else resume}; "
                 "or name another directory with --run-dir"
             )
 

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -21,7 +22,7 @@ from paceline.checkpoint.remote.process import (
 from paceline.checkpoint.remote.record import CopyRecord
 from paceline.errors import InfrastructureError, UsageError
 from paceline.options.shell import command_line
-from paceline.options.text import print_stderr, printable
+from paceline.options.text import fitting, print_stderr, printable
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Launch
 from paceline.runtime.write_report import CutShortError, cut_short_by_signals
@@ -97,7 +98,8 @@ def copied(
     finally:
         if _finish(run, process, record.url, options.copy_wait_s) and not quiet:
             again = command_line("resume", record.url)
-            print(printable(f"Copied to {record.url}. Resume from there: {again}"), flush=True)
+            line = printable(f"Copied to {record.url}. Resume from there: {again}")
+            print(fitting(line, sys.stdout), flush=True)
 
 
 def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) -> bool:

@@ -77,12 +77,21 @@ class Recipe:
 
         Raises:
             UsageError: An argument isn't one of the function's.
+            JobError: The function returned something else.
         """
+        from paceline.training.job import Job  # imports torch
+
         known = [argument.name for argument in self.arguments()]
         check_names(arguments, known, f"argument of recipe {self.name!r}")
         paths = self.paths_among(arguments)
         made = {n: _path(v) for n, v in arguments.items() if n in paths}
-        return self.build(**{**arguments, **made})
+        job: object = self.build(**{**arguments, **made})
+        if not isinstance(job, Job):
+            raise JobError(
+                f"the function of the recipe {self.name} must return a paceline.Job; it returned "
+                f"{'nothing' if job is None else f'a value of type {type(job).__name__}'}"
+            )
+        return job
 
     def resolved(self, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Put given arguments over the defaults, and make paths absolute.

@@ -14,7 +14,7 @@ from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import current_placement
 from paceline.distributed.group import joined
-from paceline.errors import InterruptedTraining, JobError, StorageError
+from paceline.errors import InterruptedTraining, StorageError
 from paceline.files import storing, write_json
 from paceline.launch.errors.error_records import describe, record
 from paceline.optim.table import OPTIMIZER_OPTIONS
@@ -88,12 +88,7 @@ def run_training(payload: str) -> str:
         if config.launch.threads is None and config.data.shards is None:
             share_cores(group)
         seed_everything(config.loop.seed)
-        job: object = load_recipe(request.reference)(**request.arguments)
-        if not isinstance(job, Job):
-            raise JobError(
-                f"the recipe {request.recipe} gave a {type(job).__name__}; "
-                "its function must return a paceline.Job"
-            )
+        job = load_recipe(request.reference)(**request.arguments)
         # Train on a session; it closes what it has opened, also after an error.
         opened = open_session(
             config,

@@ -92,6 +92,9 @@ def test_what_is_damaged_is_listed_with_what_is_wrong(make_run: MakeRun, folder:
     assert any(line.startswith("cut: run.json isn't valid JSON") for line in lines)
     assert "gone: run.json is missing or empty" in lines
     assert "whole: notes.json should hold a JSON object" in lines
+    narrow = table_lines(found, NOW, 40)
+    assert max(map(len, narrow[-6:])) <= 40
+    assert "whole: notes.json should hold a JSON" in narrow
 
 
 def test_runs_are_found_in_studies_and_not_in_runs(make_run: MakeRun, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`paceline copy`: a run to a place elsewhere, as `--copy-to` does in a training, or from there."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from paceline.options.command_line import (
     wants_help,
 )
 from paceline.options.shell import command_line
-from paceline.options.text import printable
+from paceline.options.text import fitting, printable
 from paceline.results.find_runs import choose_run
 from paceline.results.json_object import section, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
@@ -42,7 +43,8 @@ def main(tokens: Sequence[str]) -> int:
     parse_options(_USAGE, _ABOUT, rest, ())
     if is_url(source):
         _, run = fetch(source, target)
-        print(printable(f"Resume it: {command_line('resume', run.path)}"))
+        line = printable(f"Resume it: {command_line('resume', run.path)}")
+        print(fitting(line, sys.stdout))
     else:
         _copy(source, target)
     return ExitCode.DONE
@@ -111,7 +113,7 @@ def _copy(source: str, target: str | None) -> None:
         finally:
             # A place that couldn't be claimed isn't where `resume` copies on to.
             (copier.record if copier else before or record).write(run)
-    print(printable(f"Copied to {record.url}"))
+    print(fitting(printable(f"Copied to {record.url}"), sys.stdout))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`paceline export RUN_DIR FILE`: writes a run's weights for other programs."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from paceline.errors import ExitCode
 from paceline.options.command_line import ModelOptions, note, read_command
 from paceline.options.fields import option_fields, pick
-from paceline.options.text import printable
+from paceline.options.text import fitting, printable
 from paceline.results.find_runs import RUN_OR_NAME, choose_run
 
 _ABOUT = (
@@ -53,5 +54,6 @@ def main(tokens: Sequence[str]) -> int:
     tensors = evaluated_weights(held) if ema else held["model"]
     export_weights(tensors, Path(file).expanduser(), overwrite=own.overwrite)
     of_what = " (moving average of the weights)" if ema else ""
-    print(printable(f"{len(tensors)} tensors of {path.name}{of_what} written to {file}"))
+    done = f"{len(tensors)} tensors of {path.name}{of_what} written to {file}"
+    print(fitting(printable(done), sys.stdout))
     return ExitCode.DONE

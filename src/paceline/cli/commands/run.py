@@ -109,6 +109,10 @@ def _take_script(tokens: Sequence[str], config: ConfigFile | None) -> tuple[str,
                 raise UsageError(f"{token} is a recipe, not a script: {trains_it} trains it")
             if not path.is_file():
                 raise UsageError(f"there is no file {token}. Usage: {_USAGE}")
+            if path.suffix == ".toml":
+                raise UsageError(
+                    f"{token} is a file of settings, not a script: give it after --config"
+                )
             return token, [*tokens[:place], *tokens[place + 1 :]]
     if config is not None and config.recipe is not None:
         trains_it = command_line("train", "--config", str(config.path))

@@ -17,6 +17,7 @@ from paceline.results.find_runs import RUN_OR_NAME, choose_run
 from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 _ABOUT = (
@@ -79,9 +80,20 @@ def show_live(run: RunDirectory, most: int) -> int:
         return ExitCode.DONE
     with suppress(KeyboardInterrupt), Live(nothing_here(log_dir), auto_refresh=False) as live:
         while (speeds := read_live(log_dir)) or run.is_locked():
-            live.update(table_of(speeds, most) if speeds else nothing_here(log_dir), refresh=True)
+            live.update(live_view(speeds, most, log_dir), refresh=True)
             time.sleep(_EVERY_S)
     return ExitCode.DONE
+
+
+def live_view(speeds: Sequence[WorkerSpeed], most: int, log_dir: Path) -> "RenderableType":
+    """Draw the table, or that there is none, above an empty line.
+
+    In that line the terminal shows Ctrl-C as ^C; behind a line as wide as the terminal it would
+    begin another, and what is drawn last would leave the table's title twice.
+    """
+    from rich.console import Group
+
+    return Group(table_of(speeds, most), "") if speeds else nothing_here(log_dir)
 
 
 def nothing_here(log_dir: Path) -> str:

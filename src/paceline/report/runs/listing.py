@@ -217,8 +217,7 @@ def sort_runs(listed: Sequence[RunEntry], column: str) -> list[RunEntry]:
     column, setting = _column_named(column), setting_of(column)
     is_setting = any(setting in arguments_of(entry.report.run) for entry in listed)
     if setting and listed and not is_setting:
-        columns = [name.replace("_", "-") for name in _KEYS]
-        text = unknown_name(column.replace("_", "-"), columns, "column")
+        text = unknown_name(column.replace("_", "-"), SORT_COLUMNS, "column")
         raise UsageError(f"{text}, and every setting and recipe argument")
     key = _KEYS.get(column) or partial(_smallest_first, name=setting)
     keys = [(key(entry), place) for place, entry in enumerate(listed)]
@@ -389,3 +388,5 @@ _KEYS: Mapping[str, Callable[[RunEntry], _Key | None]] = {
     "workers": lambda entry: _largest_first(entry.workers),
     "started": _newest_first,
 }
+SORT_COLUMNS = tuple(name.replace("_", "-") for name in _KEYS)
+"""What `--sort` takes beside settings and recipe arguments."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from paceline.options import figures
-from paceline.options.text import aligned, printable
+from paceline.options.text import aligned, fitted, printable
 from paceline.report.runs.listing import RunEntry, RunList, arguments_of, shared_unit
 from paceline.results.run_directory import fit_name
 from paceline.training.config import shown_name
@@ -42,7 +42,9 @@ def table_lines(listed: RunList, now: datetime, width: int | None, setting: str 
     for place, name in reversed(list(enumerate(long, 1))):
         lines[place:place] = [name] if name else []
     for entry in listed.entries:
-        lines += [f"{printable(entry.label)}: {printable(p)}" for p in problems_of(entry)]
+        for problem in problems_of(entry):
+            line = f"{printable(entry.label)}: {printable(problem)}"
+            lines += [line] if width is None else fitted(line, width).split("\n")
     return lines
 
 

@@ -89,3 +89,17 @@ def test_what_is_drawn_before_the_session_is_the_same_on_all_workers_and_once_re
     # The same command gives the same weights: nothing to warn of.
     assert "without a seed" not in done.stdout + done.stderr
     assert json.loads((tmp_path / "r" / "run.json").read_text())["derived"]["unseeded_models"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opens", [False, True])
+def test_workers_that_have_run_apart_are_told_and_not_those_of_a_session(
+    opens: bool, tmp_path: Path
+) -> None:
+    text = "import paceline\ns = paceline.session(device='cpu')\nprint(s.sum(1))"
+    (tmp_path / "script.py").write_text(text if opens else "print(1)")
+    done = command(
+        [sys.executable, "-m", "paceline", "run", "script.py", "--workers", "2"], tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("opened no paceline.session()" in done.stdout + done.stderr) is not opens

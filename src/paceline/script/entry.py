@@ -14,7 +14,7 @@ from paceline.distributed.environment import (
     thread_variables,
 )
 from paceline.errors import InterruptedTraining, JobError
-from paceline.script.ending import ended_with_its_block
+from paceline.script.ending import ended_with_its_block, has_opened
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.rng import seed_before_session
 from paceline.training.worker import set_up_torch
@@ -77,9 +77,10 @@ def run_unseeded(payload: str) -> str:
 
 
 def _has_met() -> bool:
-    """Tell whether there was a process group, which may be gone by now."""
+    """Tell whether there was a session or a process group, which may be gone by now."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
-    return getattr(module, "_default_pg_init_method", None) is not None  # stays once it was made
+    # torch's name stays once a group was made.
+    return has_opened() or getattr(module, "_default_pg_init_method", None) is not None
 
 
 def _run_as_main(request: TrainRequest) -> None:

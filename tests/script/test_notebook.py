@@ -82,7 +82,9 @@ def test_a_worker_that_dies_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_interrupting_the_cell_saves_and_ends_the_workers(tmp_path: Path) -> None:
+def test_interrupting_the_cell_saves_and_ends_the_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def cell() -> None:
         with paceline.session(run_dir=tmp_path / "r", device="cpu", progress="off") as s:
             model = s.model(nn.Linear(1, 1))
@@ -99,6 +101,30 @@ def test_interrupting_the_cell_saves_and_ends_the_workers(tmp_path: Path) -> Non
         launch(cell, workers=2)
     assert any((tmp_path / "r" / "snapshots").glob("step-*"))
     assert '"signal"' in (tmp_path / "r" / "summary.json").read_text()
+    # No command can start a notebook's function: the function's own session resumes.
+    way = f"paceline.session(run_dir='{tmp_path / 'r'}', resume=True)"
+    line = next(x for x in capfd.readouterr().out.splitlines() if x.startswith("Stopped"))
+    assert line.startswith("Stopped. Resume from step ")
+    assert line.endswith(f": {way}")
+
+
+@pytest.mark.slow
+def test_what_a_launch_refuses_names_no_command(tmp_path: Path) -> None:
+    def more(resume: bool) -> None:
+        with paceline.session(
+            run_dir=tmp_path / "r", resume=resume, device="cpu", progress="off"
+        ) as s:
+            model = s.model(nn.Linear(1, 1))
+            s.optimizer(torch.optim.SGD(model.parameters(), 0.1))
+            s.loader(TensorDataset(torch.ones(12, 1)), global_batch=4)
+            s.epochs(2)
+
+    launch(train, workers=1, run_dir=str(tmp_path / "r"))
+    for resume, way in ((False, r"Resume it: paceline\.session"), (True, "give those of the run")):
+        with pytest.raises(JobError, match=way) as caught:
+            launch(more, workers=1, resume=resume)
+        assert "paceline resume" not in str(caught.value)
+        assert "--allow-change" not in str(caught.value)
 
 
 def test_usage() -> None:

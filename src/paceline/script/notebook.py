@@ -96,7 +96,8 @@ def launch(
         with _stopped_by_sigterm():
             try:
                 for rank in range(workers):
-                    started.append(_fork(rank, workers, rendezvous, function, arguments))
+                    with _signals_held() as mask:
+                        started.append(_fork(rank, workers, rendezvous, mask, function, arguments))
                 return _collect(started)
             except (KeyboardInterrupt, InterruptedTraining):
                 within_s = _SAVED_END_S
@@ -127,6 +128,20 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextmanager
+def _signals_held() -> Iterator[set[int]]:
+    """Have signals wait until a child has handlers of its own, and the parent knows of it.
+
+    Yields:
+        The signals that were held before.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield {int(number) for number in mask}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 @dataclass(frozen=True)
 class _Rendezvous:
     """Where the workers meet."""
@@ -140,6 +155,7 @@ def _fork(
     rank: int,
     workers: int,
     rendezvous: _Rendezvous,
+    mask: set[int],
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
 ) -> _Worker:
@@ -150,8 +166,6 @@ def _fork(
     parent = os.getpid()
     drawn = random.getstate()
     spare_children_our_garbage()
-    # A signal that comes between waits until the child has handlers of its own.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     pid = os.fork()
     if pid == 0:
         reading.close()
@@ -159,9 +173,8 @@ def _fork(
         random.setstate(drawn)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the session takes it
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _run_worker(rank, workers, rendezvous, parent, function, arguments, writing)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     writing.close()
     return _Worker(rank, pid, reading)
 

@@ -1,6 +1,7 @@
 """A script runs as Python's main program: a file, or a module by its name."""
 
 import json
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -89,3 +90,48 @@ def test_what_is_drawn_before_the_session_is_the_same_on_all_workers_and_once_re
     # The same command gives the same weights: nothing to warn of.
     assert "without a seed" not in done.stdout + done.stderr
     assert json.loads((tmp_path / "r" / "run.json").read_text())["derived"]["unseeded_models"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opens", [False, True])
+def test_workers_that_have_run_apart_are_told_and_not_those_of_a_session(
+    opens: bool, tmp_path: Path
+) -> None:
+    text = "import paceline\ns = paceline.session(device='cpu')\nprint(s.sum(1))"
+    (tmp_path / "script.py").write_text(text if opens else "print(1)")
+    done = command(
+        [sys.executable, "-m", "paceline", "run", "script.py", "--workers", "2"], tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("opened no paceline.session()" in done.stdout + done.stderr) is not opens
+
+
+SPAWNS = """
+import os
+import torch.distributed as dist, torch.multiprocessing as mp
+
+def work(rank):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["TRIED"]
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    print("met", dist.get_world_size())
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_spawns_its_workers_is_told_and_they_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("TRIED", str(free.getsockname()[1]))
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    done = command(
+        [sys.executable, "-m", "paceline", "run", "spawns.py", "--workers", "1"], tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("met 2") == 2
+    assert "start it by `python SCRIPT`" in done.stdout + done.stderr

@@ -1,12 +1,17 @@
 """`launch` from a notebook's cell: functions defined right there, on several workers."""
 
 import os
+import random
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -14,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import paceline
-from paceline.errors import JobError, UsageError
+from paceline.errors import InterruptedTraining, JobError, UsageError
 from paceline.script.notebook import launch
 from tests.support.tiers import slow
 
@@ -77,7 +82,9 @@ def test_a_worker_that_dies_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_interrupting_the_cell_saves_and_ends_the_workers(tmp_path: Path) -> None:
+def test_interrupting_the_cell_saves_and_ends_the_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def cell() -> None:
         with paceline.session(run_dir=tmp_path / "r", device="cpu", progress="off") as s:
             model = s.model(nn.Linear(1, 1))
@@ -94,6 +101,30 @@ def test_interrupting_the_cell_saves_and_ends_the_workers(tmp_path: Path) -> Non
         launch(cell, workers=2)
     assert any((tmp_path / "r" / "snapshots").glob("step-*"))
     assert '"signal"' in (tmp_path / "r" / "summary.json").read_text()
+    # No command can start a notebook's function: the function's own session resumes.
+    way = f"paceline.session(run_dir='{tmp_path / 'r'}', resume=True)"
+    line = next(x for x in capfd.readouterr().out.splitlines() if x.startswith("Stopped"))
+    assert line.startswith("Stopped. Resume from step ")
+    assert line.endswith(f": {way}")
+
+
+@pytest.mark.slow
+def test_what_a_launch_refuses_names_no_command(tmp_path: Path) -> None:
+    def more(resume: bool) -> None:
+        with paceline.session(
+            run_dir=tmp_path / "r", resume=resume, device="cpu", progress="off"
+        ) as s:
+            model = s.model(nn.Linear(1, 1))
+            s.optimizer(torch.optim.SGD(model.parameters(), 0.1))
+            s.loader(TensorDataset(torch.ones(12, 1)), global_batch=4)
+            s.epochs(2)
+
+    launch(train, workers=1, run_dir=str(tmp_path / "r"))
+    for resume, way in ((False, r"Resume it: paceline\.session"), (True, "give those of the run")):
+        with pytest.raises(JobError, match=way) as caught:
+            launch(more, workers=1, resume=resume)
+        assert "paceline resume" not in str(caught.value)
+        assert "--allow-change" not in str(caught.value)
 
 
 def test_usage() -> None:
@@ -105,3 +136,88 @@ def test_a_worker_of_paceline_run_launches_no_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PACELINE_REQUEST", "{}")
     with pytest.raises(UsageError, match=r"start the script by `python`, or call the function"):
         launch(print)
+
+
+@dataclass
+class Result:
+    accuracy: object
+    by_epoch: dict[int, float]
+
+
+def test_values_come_as_plain_ones_with_their_keys() -> None:
+    def cell() -> object:
+        return {
+            "arrays": [np.arange(2), np.float32(0.5), np.int64(3)],
+            "result": Result(torch.tensor(0.5, requires_grad=True) * 1, {0: 1.0}),
+            (1, "a"): None,
+        }
+
+    expected: dict[object, object] = {
+        "arrays": [[0, 1], 0.5, 3],
+        "result": {"accuracy": 0.5, "by_epoch": {0: 1.0}},
+        (1, "a"): None,
+    }
+    assert launch(cell, workers=1) == [expected]
+    with pytest.raises(JobError, match="gave a Linear back"):
+        launch(lambda: nn.Linear(1, 1), workers=1)
+
+
+def test_all_workers_draw_as_the_notebook_would() -> None:
+    random.seed(3)
+    first, second = launch(lambda: [random.random() for _ in range(2)], workers=2)
+    assert first == second == [random.random() for _ in range(2)]
+
+
+def test_sigterm_saves_and_ends_the_workers(tmp_path: Path) -> None:
+    def cell() -> None:
+        with paceline.session(run_dir=tmp_path / "r", device="cpu", progress="off") as s:
+            model = s.model(nn.Linear(1, 1))
+            s.optimizer(torch.optim.SGD(model.parameters(), 1e-9))
+            batches = s.loader(TensorDataset(torch.ones(4, 1)), global_batch=4)
+            for epoch in s.epochs(10**6):
+                for batch in batches:
+                    s.step(model(first_of(batch)).mean())
+                if epoch == 1 and s.is_main:
+                    os.kill(os.getppid(), signal.SIGTERM)
+
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with pytest.raises(InterruptedTraining):
+        launch(cell, workers=2)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert any((tmp_path / "r" / "snapshots").glob("step-*"))
+
+
+def test_an_interrupted_step_may_take_its_time_and_a_second_signal_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.script.notebook._FAILED_END_S", 0.01)
+
+    def cell(path: str) -> None:
+        def save(*_: object) -> None:
+            time.sleep(0.5)
+            Path(path).touch()
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, save)
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(60)
+
+    def stubborn() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))
+        os.kill(os.getppid(), signal.SIGINT)
+        while True:
+            time.sleep(60)
+
+    with TemporaryDirectory() as place:
+        with pytest.raises(KeyboardInterrupt):
+            launch(cell, workers=1, path=f"{place}/saved")
+        assert Path(place, "saved").exists()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(stubborn, workers=1)
+    assert time.monotonic() - began < 30
+
+
+def test_a_worker_launches_no_others() -> None:
+    with pytest.raises(JobError, match="has been started as a worker"):
+        launch(lambda: launch(print), workers=2)

@@ -228,3 +228,26 @@ def test_an_optimizer_that_no_snapshot_has_is_named_where_it_steps(
     said = capfd.readouterr().out
     assert said.count("an optimizer that the session doesn't know (SGD)") == int(make is unknown)
     assert "gradients that no update has used" not in said
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_loop_has_frozen_isnt_told_as_left_out(
+    workers: int, frozen: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for parameter in model[0].parameters() if frozen else ():
+                    parameter.requires_grad_(False)
+                for batch in batches:
+                    inputs, targets = pair_of(batch)
+                    hidden = model[0](inputs).detach().tanh()
+                    s.step(F.cross_entropy(model[2](hidden), targets))
+
+    run_ranks(workers, body)
+    read = capfd.readouterr()
+    assert ("get no gradient and stay" in read.out + read.err) is not frozen

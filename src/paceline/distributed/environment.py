@@ -5,7 +5,8 @@ What each launcher's variables mean is in `launcher_variables`, as pure function
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -267,6 +268,17 @@ def launcher_request() -> str | None:
 def current_variables() -> dict[str, str]:
     """Give all environment variables of this process."""
     return dict(os.environ)
+
+
+@contextmanager
+def without_agent_store() -> Iterator[None]:
+    """Have processes that are started in this block keep a store of their own, as torch does."""
+    kept = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

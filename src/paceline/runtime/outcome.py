@@ -82,6 +82,7 @@ def announce_end(
     write: WriteReport = write_report,
     again: Sequence[str] = (),
     quiet: bool = False,
+    way_on: str = "",
 ) -> int:
     """Write the report and print the summary. Returns the exit code.
 
@@ -92,6 +93,7 @@ def announce_end(
         write: How the report is written.
         again: Options that a command to go on needs besides the run directory.
         quiet: Print no summary.
+        way_on: What resumes the run; by default a command.
     """
     if not (interrupted or run.run_json.exists()):
         run.discard()  # a script that trained nothing: what there was to say, it has said
@@ -103,7 +105,7 @@ def announce_end(
         for failure in failures:
             line = f"paceline: {printable(one_line(failure))}"
             print(above_progress(line), file=sys.stderr)
-        _print_interrupted(run, again)  # first: whoever stopped it may kill it soon
+        _print_interrupted(run, again, way_on)  # first: whoever stopped it may kill it soon
         if run.run_json.exists():
             write(run)
         return ExitCode.RESUMABLE
@@ -179,7 +181,7 @@ def _read_summary(run: RunDirectory) -> Mapping[str, object]:
         return {}
 
 
-def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
+def _print_interrupted(run: RunDirectory, again: Sequence[str], way_on: str) -> None:
     step = max(0, run.newest_step())
     if not run.run_json.exists():
         if step:
@@ -192,8 +194,8 @@ def _print_interrupted(run: RunDirectory, again: Sequence[str]) -> None:
     what = f"Resume from step {step:,}" if step else "Start again"
     if again:  # its snapshots are on the hosts
         what = "Resume"
-    command = printable(command_line("resume", run.path, *again))
-    _print_stopped(f"Stopped. {what}: {command}")
+    command = way_on or command_line("resume", run.path, *again)
+    _print_stopped(f"Stopped. {what}: {printable(command)}")
 
 
 def _print_stopped(text: str) -> None:

@@ -34,6 +34,11 @@ class OpenSession:
         """Whether it did so within its loop over epochs or steps."""
         sys.exit = self._note_exit  # type: ignore[assignment]  # called alike
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether its training has begun."""
+        return self._session.engine.begun
+
     def end_with_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
         sys.excepthook = self._failed
@@ -54,8 +59,7 @@ class OpenSession:
             error = None
         # First, so that a second call does nothing.
         _open.remove(self)
-        if self._session.engine.begun:
-            _trained.append(self)
+        _ended.append(self)
         ends_with_process = sys.excepthook == self._failed
         # The process has its own hooks back, whatever closing raises.
         sys.excepthook, sys.exit = self._hook, self._exit
@@ -133,7 +137,12 @@ def _show_storage_error(error: StorageError) -> int:
 
 # A process has one session at a time, and one run directory from its launcher: as global as these.
 _open: list[OpenSession] = []
-_trained: list[OpenSession] = []
+_ended: list[OpenSession] = []
+
+
+def has_opened() -> bool:
+    """Tell whether this process has, or had, a session."""
+    return bool(_open or _ended)
 
 
 def check_no_other(*, own_run_dir: bool) -> None:
@@ -145,7 +154,7 @@ def check_no_other(*, own_run_dir: bool) -> None:
     Raises:
         UsageError: There is one.
     """
-    if _trained and not own_run_dir:
+    if any(one.has_trained for one in _ended) and not own_run_dir:
         raise UsageError(
             "this process has trained in its run directory already, and a second session would go "
             "on with that training. A script with several sessions, one for each fold of a cross "

@@ -1,10 +1,12 @@
 """What runs in every worker of `paceline run`: the user's script, as its own main program."""
 
+import importlib
 import json
 import multiprocessing
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 from paceline.distributed.environment import (
     REQUEST_VARIABLE,
@@ -12,12 +14,20 @@ from paceline.distributed.environment import (
     set_variables,
     store_file,
     thread_variables,
+    without_agent_store,
 )
 from paceline.errors import InterruptedTraining, JobError
-from paceline.script.ending import ended_with_its_block
+from paceline.options.command_line import note
+from paceline.script.ending import ended_with_its_block, has_opened
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.rng import seed_before_session
 from paceline.training.worker import set_up_torch
+
+_SPAWNED = (
+    "the script calls torch.multiprocessing.spawn, in each worker that `paceline run` has started. "
+    "Are these the training's workers, start it by `python SCRIPT`; or leave spawn out: call the "
+    "function once, with the session's rank, and without init_process_group"
+)
 
 
 def run_script(payload: str) -> str:
@@ -61,6 +71,7 @@ def run_unseeded(payload: str) -> str:
         from paceline.distributed.rendezvous import meet_in_file
 
         meet_in_file(path)
+    _tell_of_spawned()
     # Workers are forked from a fork server and inherit its way: reader processes of the script's
     # DataLoaders would import the script anew instead of being forked, as elsewhere.
     multiprocessing.set_start_method(None, force=True)
@@ -76,10 +87,27 @@ def run_unseeded(payload: str) -> str:
     return json.dumps({"stopped_because": stopped, "met": _has_met()})
 
 
+def _tell_of_spawned() -> None:
+    """Say what to do where the script starts workers by `torch.multiprocessing.spawn` itself.
+
+    They would wait for a store that torch's variable says the launcher keeps.
+    """
+    module = importlib.import_module("torch.multiprocessing.spawn")
+    usual = module.start_processes
+
+    def start(*given: Any, **named: Any) -> object:  # as torch's takes them
+        note(_SPAWNED)
+        with without_agent_store():
+            return usual(*given, **named)
+
+    vars(module)["start_processes"] = start
+
+
 def _has_met() -> bool:
-    """Tell whether there was a process group, which may be gone by now."""
+    """Tell whether there was a session or a process group, which may be gone by now."""
     module = sys.modules.get("torch.distributed.distributed_c10d")
-    return getattr(module, "_default_pg_init_method", None) is not None  # stays once it was made
+    # torch's name stays once a group was made.
+    return has_opened() or getattr(module, "_default_pg_init_method", None) is not None
 
 
 def _run_as_main(request: TrainRequest) -> None:

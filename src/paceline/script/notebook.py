@@ -2,24 +2,28 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 from paceline.distributed.device import begun_kind
 from paceline.distributed.environment import (
     PINNED_VARIABLE,
     STORE_VARIABLE,
+    current_placement,
     launcher_request,
     set_variables,
 )
@@ -31,7 +35,9 @@ from paceline.options.fields import OptionValue
 from paceline.script.ending import ended_with_its_block
 
 _LOOPBACK = "127.0.0.1"
-_END_S = 5.0
+_FAILED_END_S = 5.0
+_SAVED_END_S = 120.0
+"""As `--stop-grace-s` has at most: a step, and the snapshot behind it."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +62,22 @@ def launch(
 
     Returns:
         What each worker's call returned, in rank order: None, numbers, text, lists, dictionaries;
-        tensors come as lists.
+        tensors, NumPy's arrays and tuples come as lists, dataclasses as dictionaries.
 
     Raises:
         UsageError: A GPU has been used in this process, which can't be forked any more; or it is a
-            worker of `paceline run`.
+            one of several workers already.
         JobError: A worker failed; the message has its whole traceback.
         KeyboardInterrupt: The cell was interrupted; no worker is left.
+        InterruptedTraining: SIGTERM came, and the program has no handler of its own for it; what
+            was trained is saved, and no worker is left.
     """
-    if launcher_request() is not None:
+    if launcher_request() is not None or current_placement().world_size > 1:
         raise UsageError(
-            "paceline.launch starts workers itself, and here `paceline run` has started some: "
-            "start the script by `python`, or call the function without paceline.launch"
+            "paceline.launch starts workers itself, and this process has been started as a worker "
+            "(by `paceline run`, torchrun, another paceline.launch or the like): start the script "
+            "by `python`, or call the function without paceline.launch. What paceline.launch has "
+            "trained it resumes: paceline.session(run_dir=..., resume=True) in the function"
         )
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
@@ -82,12 +92,54 @@ def launch(
         # Bound, not listening: it only keeps the port from others.
         reserved.bind((_LOOPBACK, 0))
         rendezvous = _Rendezvous(str(Path(place) / "store"), str(reserved.getsockname()[1]))
-        try:
-            for rank in range(workers):
-                started.append(_fork(rank, workers, rendezvous, function, arguments))
-            return _collect(started)
-        finally:
-            _end(started)
+        within_s = _FAILED_END_S
+        with _stopped_by_sigterm():
+            try:
+                for rank in range(workers):
+                    with _signals_held() as mask:
+                        started.append(_fork(rank, workers, rendezvous, mask, function, arguments))
+                return _collect(started)
+            except (KeyboardInterrupt, InterruptedTraining):
+                within_s = _SAVED_END_S
+                raise
+            finally:
+                _end(started, within_s)
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise, as Ctrl-C does, where it would end this process and its workers at once.
+
+    Raises:
+        InterruptedTraining: It came.
+    """
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise InterruptedTraining
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _signals_held() -> Iterator[set[int]]:
+    """Have signals wait until a child has handlers of its own, and the parent knows of it.
+
+    Yields:
+        The signals that were held before.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield {int(number) for number in mask}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @dataclass(frozen=True)
@@ -103,6 +155,7 @@ def _fork(
     rank: int,
     workers: int,
     rendezvous: _Rendezvous,
+    mask: set[int],
     function: Callable[..., object],
     arguments: Mapping[str, OptionValue],
 ) -> _Worker:
@@ -111,10 +164,16 @@ def _fork(
     sys.stderr.flush()
     reading, writing = Pipe(duplex=False)
     parent = os.getpid()
+    drawn = random.getstate()
     spare_children_our_garbage()
     pid = os.fork()
     if pid == 0:
         reading.close()
+        # Python seeds it anew in each fork; NumPy's and torch's go on from the notebook's in all.
+        random.setstate(drawn)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the session takes it
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _run_worker(rank, workers, rendezvous, parent, function, arguments, writing)
     writing.close()
     return _Worker(rank, pid, reading)
@@ -130,9 +189,8 @@ def _run_worker(
     writing: Connection,
 ) -> NoReturn:
     """Call the function and leave at once: the notebook's own clean-up is not this process's."""
-    # Become a worker: no orphan, its own signals, environment and threads.
+    # Become a worker: no orphan, its own environment and threads.
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook passes it on as SIGTERM
     threads = max(1, usable_cores() // workers)
     set_variables(_environment(rank, workers, rendezvous, threads))
     meet_in_file(rendezvous.file)
@@ -142,13 +200,13 @@ def _run_worker(
     try:
         with ended_with_its_block():
             value = function(**arguments)
-        answer = json.dumps({"value": value}, default=_as_list)
+        answer = json.dumps(["value", _plain(value)])
         _flush()  # the notebook ends its workers as soon as it has heard from all
         writing.send_bytes(answer.encode())
     except InterruptedTraining as error:
         code = int(str(error.code))
     except BaseException:  # noqa: BLE001  # the process ends here; the notebook raises it
-        writing.send_bytes(json.dumps({"traceback": traceback.format_exc()}).encode())
+        writing.send_bytes(json.dumps(["traceback", traceback.format_exc()]).encode())
         code = 1
     _flush()
     os._exit(code)
@@ -160,18 +218,32 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
-def _as_list(value: object) -> object:
-    """Give tensors back as lists.
+def _plain(value: object) -> object:
+    """Give a value as JSON can have it; a dictionary as its items, since keys may be numbers.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It, or a part of it, is of another kind.
     """
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {"items": [[_plain(name), _plain(each)] for name, each in value.items()]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     raise TypeError(
         f"the function gave a {type(value).__name__} back; what comes from a worker is None, "
-        "numbers, text, tensors (as lists), lists or dictionaries of these"
+        "numbers, text, tensors and arrays (as lists), lists, dictionaries or dataclasses (as "
+        "dictionaries) of these. A model is in the run's snapshots: paceline export"
     )
+
+
+def _dictionary(found: dict[str, list[list[object]]]) -> dict[object, object]:
+    """Undo what `_plain` does to a dictionary."""
+    return {tuple(name) if isinstance(name, list) else name: each for name, each in found["items"]}
 
 
 def _environment(rank: int, workers: int, rendezvous: _Rendezvous, threads: int) -> dict[str, str]:
@@ -205,29 +277,39 @@ def _collect(started: list[_Worker]) -> list[object]:
             assert isinstance(ready, Connection)
             worker = waiting.pop(ready)
             try:
-                answer = json.loads(ready.recv_bytes())
+                kind, answer = json.loads(ready.recv_bytes(), object_hook=_dictionary)
             except EOFError:
                 raise JobError(f"worker {worker.rank} ended without a word") from None
-            if "traceback" in answer:
-                raise JobError(f"worker {worker.rank} failed:\n{answer['traceback']}")
-            values[worker.rank] = answer["value"]
+            if kind == "traceback":
+                raise JobError(f"worker {worker.rank} failed:\n{answer}")
+            values[worker.rank] = answer
     return [values[rank] for rank in sorted(values)]
 
 
-def _end(started: list[_Worker]) -> None:
-    """Ask the workers that are left to stop, kill them when they don't, and wait for all."""
-    # All are asked before any is waited for.
-    for worker in started:
-        with suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGTERM)
-    for worker in started:
-        # The pipe's end tells that the process has ended.
-        while worker.results.poll(_END_S):
-            try:
-                worker.results.recv_bytes()
-            except (EOFError, OSError):
-                break
-        else:
+def _end(started: list[_Worker], within_s: float) -> None:
+    """Ask the workers that are left to stop, kill them when they don't, and wait for all.
+
+    Args:
+        started: All workers.
+        within_s: How long each may take; a second Ctrl-C or SIGTERM has them killed at once.
+    """
+    try:
+        # All are asked before any is waited for.
+        for worker in started:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGTERM)
+        for worker in started:
+            _wait_for_end(worker.results, within_s)
+    finally:
+        # Of those that have ended nothing is left to kill but what waitpid takes away.
+        for worker in started:
             os.kill(worker.pid, signal.SIGKILL)
-        worker.results.close()
-        os.waitpid(worker.pid, 0)
+            worker.results.close()
+            os.waitpid(worker.pid, 0)
+
+
+def _wait_for_end(results: Connection, within_s: float) -> None:
+    """Wait until a worker's pipe ends, which tells that the process has ended."""
+    with suppress(EOFError, OSError):
+        while results.poll(within_s):
+            results.recv_bytes()

@@ -20,6 +20,7 @@ from paceline.distributed.environment import (
     detect_launchers,
     launcher_request,
     read_environment,
+    store_file,
 )
 from paceline.distributed.group import Group, joined
 from paceline.distributed.placement import Placement
@@ -67,6 +68,7 @@ _OWN_GROUP = (
     "The session makes the process group, averages gradients and ends the group: leave out "
     "init_process_group, DistributedDataParallel and destroy_process_group"
 )
+_AS_BEFORE = "In paceline.launch give those of the run, or begin anew in another run_dir"
 _Make = Callable[[RunDirectory, Placement], RunDirectory]
 """Makes the run directory, or finds the old one."""
 
@@ -211,6 +213,11 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
             )
         except UsageError as error:
             problem = str(error)
+            if launcher_request() is None:  # it has no command line where this could be given
+                command = command_line("resume", context.run.path)
+                problem = problem.replace(": --allow-change", f": {command} --allow-change")
+                if _is_launched():
+                    problem = f"{problem.partition('To resume')[0]}{_AS_BEFORE}"
     problem = context.group.broadcast_text(problem)
     if problem:
         raise UsageError(problem)
@@ -278,6 +285,7 @@ def _agree_on_run(run: RunDirectory, make: _Make, group: Group) -> RunDirectory:
             run = make(run, group.placement)
         except UsageError as error:
             problem = str(error).replace("--run-dir", "run_dir=...")
+            problem = problem.replace(command_line("resume", run.path), _way_on(run))
     answer = json.loads(group.broadcast_text(json.dumps([str(run.path), problem])))
     if answer[1]:
         raise UsageError(answer[1])
@@ -305,6 +313,18 @@ def _make(
     return run
 
 
+def _is_launched() -> bool:
+    """Tell whether `paceline.launch` has started this worker, which no command can."""
+    return launcher_request() is None and bool(store_file(read_environment()))
+
+
+def _way_on(run: RunDirectory) -> str:
+    """Say what resumes a training that no command of Paceline's has started."""
+    if _is_launched():
+        return f"paceline.session(run_dir={str(run.path)!r}, resume=True)"
+    return command_line("resume", run.path)
+
+
 @contextmanager
 def _closing(run: RunDirectory, rank: int, config: TrainConfig) -> Iterator[None]:
     """Hold the run directory on rank 0, have it copied and tracked, and tell how it all ended."""
@@ -318,12 +338,11 @@ def _closing(run: RunDirectory, rank: int, config: TrainConfig) -> Iterator[None
             yield
         # Interrupted, failed, or finished: each ends in its own words and with its exit code.
         except InterruptedTraining:
-            announce_end(run, interrupted=True, write=write_report_apart)
+            announce_end(run, interrupted=True, write=write_report_apart, way_on=_way_on(run))
             raise
         except Exception:
             if any(run.snapshots.glob("step-*")):
-                again = command_line("resume", run.path)
-                print(f"Resume from the newest good snapshot: {again}", file=sys.stderr)
+                print(f"Resume from the newest good snapshot: {_way_on(run)}", file=sys.stderr)
             elif not run.run_json.exists():
                 run.discard()
             raise

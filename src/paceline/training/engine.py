@@ -27,9 +27,9 @@ from paceline.training.batches.loop_checks import (
     WITHOUT_LOADER,
     WITHOUT_STEP,
     counts_from,
+    refuse_alone,
     refuse_beside_training,
     refuse_between_shards,
-    refuse_eval_batch,
     refuse_pass,
 )
 from paceline.training.batches.plan import TrainPlan
@@ -361,7 +361,7 @@ class Engine:
     def _backward_alone(self, loss: Tensor, weight: Tensor | float | None, *, more: bool) -> bool:
         """Run a backward pass that isn't about a batch of the training loader."""
         context = self.context
-        refuse_eval_batch(context.components.loaders)
+        refuse_alone(context.components.loaders, has_begun=self.begun)
         if self.counting.by == "batches" and context.components.train_loader is None:
             context.optimizer_step.report_once(WITHOUT_LOADER)
         elif self.counting.by == "batches" and context.progress.has_seen_all:

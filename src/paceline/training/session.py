@@ -21,7 +21,7 @@ from paceline.training.batches.loader import (
     Open,
     eval_batch_size,
 )
-from paceline.training.batches.loop_checks import refuse_further
+from paceline.training.batches.loop_checks import EARLY, LATE_LOADER, refuse_further
 from paceline.training.batches.plan import check_plan, make_plan
 from paceline.training.batches.sources import (
     AnyData,
@@ -596,5 +596,5 @@ class Session:
 
     def _before_begin(self, call: str) -> None:
         if self.engine.begun:
-            late = f"{call}(...) comes too late: the training has begun. Register models, "
-            raise UsageError(f"{late}optimizers and loaders before s.epochs() or s.begin()")
+            more = LATE_LOADER if call == "s.loader" else ""
+            raise UsageError(f"{call}(...) comes too late: the training has begun. {EARLY}{more}")

@@ -15,6 +15,17 @@ _STEP_ON_EVAL_BATCH = (
     "a step on a batch to evaluate on: workers may have unequal numbers of these. To train on data "
     "in its own order: s.loader(data, shuffle=False)"
 )
+_BEFORE_BEGIN = (
+    "a step before the training has begun: it would be counted and saved nowhere, and done again "
+    "once resumed. The loop is `for epoch in s.epochs(count):` in the place of range(count); "
+    "without a training loader `for step in s.steps(count):`, or s.begin() before it. What comes "
+    "before the training (a warm-up, a search for the learning rate) comes before s.prepare(...)"
+)
+EARLY = "Register models, optimizers and loaders before s.epochs() or s.begin()"
+LATE_LOADER = (
+    ". One loader serves all epochs: samples that come in later epochs only are left to a sampler "
+    "with set_epoch, which draws as many in each; images that grow are resized in the loop"
+)
 DONE_TWICE = (
     "resumed within an epoch, whose loop has run its lines before the first batch a second time; "
     "what they change is as in the snapshot again: {names}"
@@ -52,12 +63,14 @@ COUNTED_FROM_ZERO = (
 )
 
 
-def refuse_eval_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
-    """Refuse a step while batches to evaluate on are gone through.
+def refuse_alone(loaders: Iterable[Loader | EvalLoader], *, has_begun: bool) -> None:
+    """Refuse a step before the training, or while batches to evaluate on are gone through.
 
     Raises:
-        UsageError: One of the loaders is such a one, and running.
+        UsageError: It hasn't begun, or one of the loaders is such a one, and running.
     """
+    if not has_begun:
+        raise UsageError(_BEFORE_BEGIN)
     if any(isinstance(loader, EvalLoader) and loader.is_running for loader in loaders):
         raise UsageError(_STEP_ON_EVAL_BATCH)
 

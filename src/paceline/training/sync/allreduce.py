@@ -71,8 +71,9 @@ class ReplicaSync(GradientSync):
             if not batch.last:
                 return
         for replica in self.replicas:
-            unused = replica.finish_backward()
-            if unused:
+            # Those that the loop has frozen are meant to have none.
+            reported, known = replica.finish_backward(), replica.parameters
+            if unused := [name for name in reported if known[name].requires_grad]:
                 name = type(replica.module).__name__
                 self._optimizer_step.report(describe_unused(name, unused))
         self._step_profiler.end()

@@ -65,7 +65,7 @@ def launch(
         tensors, NumPy's arrays and tuples come as lists, dataclasses as dictionaries.
 
     Raises:
-        UsageError: A GPU has been used in this process, which can't be forked any more; or it is a
+        UsageError: A GPU has been used in this process, which can't be forked any more; or it is
             one of several workers already.
         JobError: A worker failed; the message has its whole traceback.
         KeyboardInterrupt: The cell was interrupted; no worker is left.

@@ -1,5 +1,6 @@
 """All-reduce in every step: by DistributedDataParallel, or an `Averager` in its place."""
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -9,6 +10,7 @@ from paceline.data.batch import Batch
 from paceline.distributed.node_memory import connect_node
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.node_average import NodeAverage
+from paceline.gradient_sync.replica import Replica
 from paceline.training.context import TrainingContext
 from paceline.training.optimizer_step import describe_unused
 from paceline.training.sync.base import GradientSync
@@ -71,12 +73,17 @@ class ReplicaSync(GradientSync):
             if not batch.last:
                 return
         for replica in self.replicas:
-            # Those that the loop has frozen are meant to have none.
-            reported, known = replica.finish_backward(), replica.parameters
-            if unused := [name for name in reported if known[name].requires_grad]:
-                name = type(replica.module).__name__
-                self._optimizer_step.report(describe_unused(name, unused))
+            unused = replica.finish_backward()
+            if unused:
+                self._report_unused(replica, unused)
         self._step_profiler.end()
+
+    def _report_unused(self, replica: Replica, unused: Sequence[str]) -> None:
+        # Those that the loop has frozen are meant to have no gradient.
+        known = replica.parameters
+        if left_out := [name for name in unused if known[name].requires_grad]:
+            name = type(replica.module).__name__
+            self._optimizer_step.report(describe_unused(name, left_out))
 
 
 @final

@@ -330,13 +330,6 @@ def steps_of_a_loader(s: Session) -> None:
     s.steps(5)
 
 
-def step_before(s: Session) -> None:
-    model = s.model(net())
-    s.optimizer(sgd(model))
-    for _ in range(2):  # in the place of s.epochs(2) or s.steps(2)
-        s.step(model(points()[0]).mean())
-
-
 def loader_late(s: Session) -> None:
     s.begin()
     s.prepare(DataLoader(TensorDataset(*points()), batch_size=8, shuffle=True))
@@ -351,7 +344,6 @@ MISUSES: dict[str, tuple[Misuse, str]] = {
     "late": (model_late, r"s.model\(...\) comes too late"),
     "loader": (loader_late, r"too late: .* One loader serves all epochs: .* set_epoch"),
     "early": (use_before, "within an epoch"),
-    "step": (step_before, r"a step before the training has begun: .* s\.epochs\(count\)"),
     "twice": (use_twice, "iterated in this epoch already"),
     "lazy": (lazy, r"1\.weight has no shape before the model's first forward pass"),
     "alone": (alone, r"shape \(2,\)\): .* s\.model\(nn\.ParameterList\(\[parameter\]\)"),

@@ -163,3 +163,20 @@ def test_what_such_a_loop_cannot_have_is_told(call: str, tmp_path: Path) -> None
                 s.steps(3) if call == "steps" else s.begin()
 
     run_ranks(1, body)
+
+
+def test_steps_before_the_training_are_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            for _ in range(2):  # in the place of s.epochs(2) or s.steps(2)
+                for x, y in [points(BATCH)] * 2:
+                    s.step(F.cross_entropy(model(x), y))
+
+    run_ranks(1, body)
+    said = capfd.readouterr().out
+    assert said.count("a step before the training has begun") == 1
+    assert "for epoch in s.epochs(count):" in said.replace("\n", " ")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode, JobError, PacelineError, UsageError
+from paceline.errors import DataError, ExitCode, JobError, PacelineError, UsageError
 from paceline.options.command_line import note
 from paceline.options.fields import OptionValue
 from paceline.options.figures import plural, show_bytes
@@ -66,7 +66,8 @@ def _job(launch: Launch) -> "tuple[Job | None, str]":
     try:
         return load_recipe(launch.request.reference)(**arguments), ""
     except PacelineError as error:
-        fetched = arguments.get("download") != given.get("download")
+        lacks_data = isinstance(error, DataError)
+        fetched = lacks_data and arguments.get("download") != given.get("download")
         if not fetched and launch.place.hosts is None:  # else the hosts may have it
             kind = UsageError if isinstance(error, UsageError) else JobError
             raise kind(f"the training couldn't start: {error}") from error

@@ -277,8 +277,7 @@ class RunDirectory:
                 )
             # What isn't there yet is made in the nearest directory that is.
             there = next(place for place in (self.path, *self.path.parents) if place.exists())
-            reason = 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
-            if reason := reason if there.is_dir() else errno.ENOTDIR:
+            if reason := _why_unwritable(there):
                 raise OSError(reason, os.strerror(reason))
         except OSError as error:
             raise self._unwritable(error) from error
@@ -588,3 +587,13 @@ def _lock(descriptor: int) -> None:
             time.sleep(0.01)
         else:
             return
+
+
+def _why_unwritable(place: Path) -> int:
+    """Say by an error number why nothing can be made in a place; 0 where it can."""
+    if not place.is_dir():
+        return errno.ENOTDIR
+    if os.access(place, os.W_OK | os.X_OK):
+        return 0
+    is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+    return errno.EROFS if is_read_only else errno.EACCES

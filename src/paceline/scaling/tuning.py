@@ -157,6 +157,7 @@ def list_changes(facts: Facts, given: Iterable[str] = ()) -> list[Change]:
         *_of_device(facts),
         *_divided(facts),
         *_loading(facts),
+        *_trying_kernels(facts),
     ]
     own = facts.settings
     return [
@@ -188,14 +189,6 @@ def _of_device(facts: Facts) -> Iterable[Change]:
         yield Change(name="contiguous", settings={"memory_format": "contiguous"}, kind="rounding")
     if facts.device != "cpu" and own.get("tf32") == "off":
         yield Change(name="tf32", settings={"tf32": "on"}, kind="quality")
-    may_vary = not any(own.get(name) for name in ("shards", "deterministic", "cudnn_benchmark"))
-    if facts.device == "cuda" and facts.channels_last and may_vary:
-        yield Change(
-            name="cudnn-benchmark",
-            settings={"cudnn_benchmark": True},
-            kind="rounding",
-            more_s=TRYING_KERNELS_S,
-        )
     without = facts.device == "cuda" and own.get("cuda_graphs", "off") == "off"
     if without and not any(own.get(name) for name in ("shards", "compile", "sync_batchnorm")):
         # Compiled code refuses graphs: of the two one is taken.
@@ -237,6 +230,18 @@ def _loading(facts: Facts) -> Iterable[Change]:
         if count != facts.settings.get("loader_workers") and count <= max(2, facts.cores):
             settings = {"loader_workers": count}
             yield Change(name=f"loaders-{count}", settings=settings, kind="same bits")
+
+
+def _trying_kernels(facts: Facts) -> Iterable[Change]:
+    own = facts.settings
+    may_vary = not any(own.get(name) for name in ("shards", "deterministic", "cudnn_benchmark"))
+    if facts.device == "cuda" and facts.channels_last and may_vary:
+        yield Change(
+            name="cudnn-benchmark",
+            settings={"cudnn_benchmark": True},
+            kind="rounding",
+            more_s=TRYING_KERNELS_S,
+        )
 
 
 def advise_on_data(facts: Facts) -> str | None:

@@ -34,11 +34,6 @@ class OpenSession:
         """Whether it did so within its loop over epochs or steps."""
         sys.exit = self._note_exit  # type: ignore[assignment]  # called alike
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether its training has begun."""
-        return self._session.engine.begun
-
     def end_with_process(self) -> None:
         """Have the session end with the process, if nothing ends it before."""
         sys.excepthook = self._failed
@@ -59,7 +54,7 @@ class OpenSession:
             error = None
         # First, so that a second call does nothing.
         _open.remove(self)
-        _ended.append(self)
+        _ended.append(self._session.engine.begun)
         ends_with_process = sys.excepthook == self._failed
         # The process has its own hooks back, whatever closing raises.
         sys.excepthook, sys.exit = self._hook, self._exit
@@ -137,7 +132,8 @@ def _show_storage_error(error: StorageError) -> int:
 
 # A process has one session at a time, and one run directory from its launcher: as global as these.
 _open: list[OpenSession] = []
-_ended: list[OpenSession] = []
+_ended: list[bool] = []
+"""Of each session that has ended: whether its training had begun."""
 
 
 def has_opened() -> bool:
@@ -154,7 +150,7 @@ def check_no_other(*, own_run_dir: bool) -> None:
     Raises:
         UsageError: There is one.
     """
-    if any(one.has_trained for one in _ended) and not own_run_dir:
+    if any(_ended) and not own_run_dir:
         raise UsageError(
             "this process has trained in its run directory already, and a second session would go "
             "on with that training. A script with several sessions, one for each fold of a cross "

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.distributed.environment import (
     REQUEST_VARIABLE,
+    current_placement,
     read_environment,
     set_variables,
     store_file,
@@ -24,9 +25,9 @@ from paceline.training.rng import seed_before_session
 from paceline.training.worker import set_up_torch
 
 _SPAWNED = (
-    "the script calls torch.multiprocessing.spawn, in each worker that `paceline run` has started. "
-    "Are these the training's workers, start it by `python SCRIPT`; or leave spawn out: call the "
-    "function once, with the session's rank, and without init_process_group"
+    "{script} starts processes by torch.multiprocessing, in each worker that `paceline run` has "
+    "started. If these are the training's workers, start it by `python {script}`; or leave them "
+    "out: call the function once, with the session's rank, and without init_process_group"
 )
 
 
@@ -71,7 +72,7 @@ def run_unseeded(payload: str) -> str:
         from paceline.distributed.rendezvous import meet_in_file
 
         meet_in_file(path)
-    _tell_of_spawned()
+    _tell_of_spawned(request.reference)
     # Workers are forked from a fork server and inherit its way: reader processes of the script's
     # DataLoaders would import the script anew instead of being forked, as elsewhere.
     multiprocessing.set_start_method(None, force=True)
@@ -87,20 +88,23 @@ def run_unseeded(payload: str) -> str:
     return json.dumps({"stopped_because": stopped, "met": _has_met()})
 
 
-def _tell_of_spawned() -> None:
-    """Say what to do where the script starts workers by `torch.multiprocessing.spawn` itself.
+def _tell_of_spawned(script: str) -> None:
+    """Say what to do where the script starts workers by `torch.multiprocessing` itself.
 
     They would wait for a store that torch's variable says the launcher keeps.
     """
-    module = importlib.import_module("torch.multiprocessing.spawn")
-    usual = module.start_processes
+    # The package has the function from the module, which has the package's name for `spawn`.
+    places = [importlib.import_module(f"torch.multiprocessing{end}") for end in ("", ".spawn")]
+    usual = places[0].start_processes
 
     def start(*given: Any, **named: Any) -> object:  # as torch's takes them
-        note(_SPAWNED)
+        if current_placement().rank == 0:
+            note(_SPAWNED.format(script=script))
         with without_agent_store():
             return usual(*given, **named)
 
-    vars(module)["start_processes"] = start
+    for place in places:
+        vars(place)["start_processes"] = start
 
 
 def _has_met() -> bool:

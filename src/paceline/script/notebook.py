@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,8 +24,9 @@ from paceline.distributed.device import begun_kind
 from paceline.distributed.environment import (
     PINNED_VARIABLE,
     STORE_VARIABLE,
-    current_placement,
+    detect_launchers,
     launcher_request,
+    read_environment,
     set_variables,
 )
 from paceline.distributed.rendezvous import meet_in_file
@@ -35,9 +37,10 @@ from paceline.options.fields import OptionValue
 from paceline.script.ending import ended_with_its_block
 
 _LOOPBACK = "127.0.0.1"
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _FAILED_END_S = 5.0
 _SAVED_END_S = 120.0
-"""As `--stop-grace-s` has at most: a step, and the snapshot behind it."""
+"""For a step, and the snapshot behind it."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,14 @@ def launch(
         InterruptedTraining: SIGTERM came, and the program has no handler of its own for it; what
             was trained is saved, and no worker is left.
     """
-    if launcher_request() is not None or current_placement().world_size > 1:
+    workers_here = detect_launchers(read_environment()).workers
+    if launcher_request() is not None or any(one.world_size > 1 for one in workers_here[:1]):
         raise UsageError(
             "paceline.launch starts workers itself, and this process has been started as a worker "
             "(by `paceline run`, torchrun, another paceline.launch or the like): start the script "
-            "by `python`, or call the function without paceline.launch. What paceline.launch has "
-            "trained it resumes: paceline.session(run_dir=..., resume=True) in the function"
+            "by `python`, or call the function without paceline.launch. A run that "
+            "paceline.launch has trained is resumed in its function, by "
+            "paceline.session(run_dir=..., resume=True)"
         )
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
@@ -103,7 +108,9 @@ def launch(
                 within_s = _SAVED_END_S
                 raise
             finally:
-                _end(started, within_s)
+                failed = _end(started, within_s)
+                if within_s == _SAVED_END_S:  # else their errors are those of the first's end
+                    sys.stderr.writelines(f"{text}\n" for text in failed)
 
 
 @contextmanager
@@ -132,14 +139,24 @@ def _stopped_by_sigterm() -> Iterator[None]:
 def _signals_held() -> Iterator[set[int]]:
     """Have signals wait until a child has handlers of its own, and the parent knows of it.
 
+    They are held from this thread; where another one takes them, they raise behind the block.
+
     Yields:
         The signals that were held before.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {n: signal.signal(n, lambda number, _: came.append(number)) for n in _STOPPING}
     try:
         yield {int(number) for number in mask}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for each, handler in handlers.items():
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 @dataclass(frozen=True)
@@ -231,7 +248,7 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
-        return {"items": [[_plain(name), _plain(each)] for name, each in value.items()]}
+        return {"items": [[_plain_key(name), _plain(each)] for name, each in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
@@ -241,9 +258,22 @@ def _plain(value: object) -> object:
     )
 
 
+def _plain_key(key: object) -> object:
+    if isinstance(key, dict) or is_dataclass(key):
+        raise TypeError(
+            f"the function gave a dictionary back that has a {type(key).__name__} as a key; what "
+            "comes from a worker has numbers, text or tuples of these"
+        )
+    return _plain(key)
+
+
 def _dictionary(found: dict[str, list[list[object]]]) -> dict[object, object]:
     """Undo what `_plain` does to a dictionary."""
-    return {tuple(name) if isinstance(name, list) else name: each for name, each in found["items"]}
+    return {_key(name): each for name, each in found["items"]}
+
+
+def _key(plain: object) -> object:
+    return tuple(map(_key, plain)) if isinstance(plain, list) else plain
 
 
 def _environment(rank: int, workers: int, rendezvous: _Rendezvous, threads: int) -> dict[str, str]:
@@ -286,30 +316,37 @@ def _collect(started: list[_Worker]) -> list[object]:
     return [values[rank] for rank in sorted(values)]
 
 
-def _end(started: list[_Worker], within_s: float) -> None:
+def _end(started: list[_Worker], within_s: float) -> list[str]:
     """Ask the workers that are left to stop, kill them when they don't, and wait for all.
 
     Args:
         started: All workers.
-        within_s: How long each may take; a second Ctrl-C or SIGTERM has them killed at once.
+        within_s: How long they may take; a second Ctrl-C or SIGTERM has them killed at once.
+
+    Returns:
+        The errors of those that failed as they ended.
     """
+    until_s, failed = time.monotonic() + within_s, []
     try:
         # All are asked before any is waited for.
         for worker in started:
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGTERM)
         for worker in started:
-            _wait_for_end(worker.results, within_s)
+            for kind, answer in _last_words(worker.results, until_s):
+                if kind == "traceback":
+                    failed.append(f"worker {worker.rank} failed:\n{answer}")
     finally:
         # Of those that have ended nothing is left to kill but what waitpid takes away.
         for worker in started:
             os.kill(worker.pid, signal.SIGKILL)
             worker.results.close()
             os.waitpid(worker.pid, 0)
+    return failed
 
 
-def _wait_for_end(results: Connection, within_s: float) -> None:
-    """Wait until a worker's pipe ends, which tells that the process has ended."""
+def _last_words(results: Connection, until_s: float) -> Iterator[tuple[str, object]]:
+    """Give what comes until a worker's pipe ends, which tells that the process has ended."""
     with suppress(EOFError, OSError):
-        while results.poll(within_s):
-            results.recv_bytes()
+        while results.poll(max(0.0, until_s - time.monotonic())):
+            yield json.loads(results.recv_bytes())

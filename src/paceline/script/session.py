@@ -216,7 +216,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
             if launcher_request() is None:  # it has no command line where this could be given
                 command = command_line("resume", context.run.path)
                 problem = problem.replace(": --allow-change", f": {command} --allow-change")
-                if _is_launched():
+                if _is_launched() and "To resume" in problem:
                     problem = f"{problem.partition('To resume')[0]}{_AS_BEFORE}"
     problem = context.group.broadcast_text(problem)
     if problem:

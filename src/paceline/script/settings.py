@@ -93,9 +93,9 @@ class SessionSettings(TypedDict, total=False):
     --shards does so anyway."""
 
     cudnn_benchmark: bool | None
-    """Have cuDNN try its kernels out for each new shape of a batch, on NVIDIA GPUs: seconds each
-    time, and rarely faster than what it takes unasked. Default: as PyTorch and the script
-    have it, which is off."""
+    """Have cuDNN try its kernels out for each new shape of a batch, on NVIDIA GPUs: up to
+    seconds each time, and rarely faster than what it takes unasked. Default: as PyTorch and
+    the script have it, which is off."""
 
     compile: bool | Literal["auto"]
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the

@@ -19,18 +19,16 @@ from paceline.launch.heartbeat import DEVICE_WAIT, StepNote
 from paceline.metrics.counters import StepCounters
 from paceline.training.batches.loader import Loader
 from paceline.training.batches.loop_checks import (
-    BEHIND_LOADER,
     COUNTED_FROM_ZERO,
     DONE_TWICE,
     ELSEWHERE,
-    READ_AHEAD,
-    WITHOUT_LOADER,
     WITHOUT_STEP,
     counts_from,
-    refuse_alone,
     refuse_beside_training,
     refuse_between_shards,
+    refuse_eval_batch,
     refuse_pass,
+    remark_alone,
 )
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.components import UNKNOWN_SCHEDULER
@@ -361,11 +359,12 @@ class Engine:
     def _backward_alone(self, loss: Tensor, weight: Tensor | float | None, *, more: bool) -> bool:
         """Run a backward pass that isn't about a batch of the training loader."""
         context = self.context
-        refuse_alone(context.components.loaders, has_begun=self.begun)
-        if self.counting.by == "batches" and context.components.train_loader is None:
-            context.optimizer_step.report_once(WITHOUT_LOADER)
-        elif self.counting.by == "batches" and context.progress.has_seen_all:
-            context.optimizer_step.report_once(READ_AHEAD if self.step.skipped else BEHIND_LOADER)
+        refuse_eval_batch(context.components.loaders)
+        counts_by = self.counting.by if self.begun else None
+        knows_loader = context.components.train_loader is not None
+        is_behind, skipped = context.progress.has_seen_all, self.step.skipped
+        if remark := remark_alone(counts_by, knows_loader, is_behind, skipped):
+            context.optimizer_step.report_once(remark)
         if self.counting.take_due():
             self._do_what_is_due()
         loss = self.losses.backward(loss, None, weight, more=more)

@@ -102,9 +102,9 @@ class ComputeOptions:
     --shards does so anyway."""
 
     cudnn_benchmark: bool | None = None
-    """Have cuDNN try its kernels out for each new shape of a batch, on NVIDIA GPUs: seconds each
-    time, and rarely faster than what it takes unasked. Default: as PyTorch and the script have
-    it, which is off."""
+    """Have cuDNN try its kernels out for each new shape of a batch, on NVIDIA GPUs: up to seconds
+    each time, and rarely faster than what it takes unasked. Default: as PyTorch and the script
+    have it, which is off."""
 
     compile: Compile = False
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the

@@ -16,10 +16,10 @@ _STEP_ON_EVAL_BATCH = (
     "in its own order: s.loader(data, shuffle=False)"
 )
 _BEFORE_BEGIN = (
-    "a step before the training has begun: it would be counted and saved nowhere, and done again "
-    "once resumed. The loop is `for epoch in s.epochs(count):` in the place of range(count); "
-    "without a training loader `for step in s.steps(count):`, or s.begin() before it. What comes "
-    "before the training (a warm-up, a search for the learning rate) comes before s.prepare(...)"
+    "a step before the training has begun: it is counted and saved nowhere. The loop is `for epoch "
+    "in s.epochs(count):` in the place of range(count); without a training loader `for step in "
+    "s.steps(count):`, or s.begin() before it. What comes before the training (a warm-up, a search "
+    "for the learning rate) comes before s.prepare(...)"
 )
 EARLY = "Register models, optimizers and loaders before s.epochs() or s.begin()"
 LATE_LOADER = (
@@ -30,7 +30,7 @@ DONE_TWICE = (
     "resumed within an epoch, whose loop has run its lines before the first batch a second time; "
     "what they change is as in the snapshot again: {names}"
 )
-BEHIND_LOADER = (
+_BEHIND_LOADER = (
     "a step after the training loader's last batch of the epoch: such steps aren't counted, and "
     "nothing is saved before the epoch's end. Where the loop goes by another loader, give that one "
     "to the session first"
@@ -39,7 +39,7 @@ WITHOUT_STEP = (
     "an epoch has ended without a step: its loop over the training loader was left before the "
     "first, by `break`, or as the other loader of a zip() gave nothing"
 )
-WITHOUT_LOADER = (
+_WITHOUT_LOADER = (
     "a step within s.epochs() without a training loader that the session knows: each worker trains "
     "on whatever the script gives it there, steps aren't counted, and nothing within an epoch is "
     "saved. Give the DataLoader to s.prepare(...) or s.loader(...); a loop without one is for "
@@ -50,7 +50,7 @@ ELSEWHERE = (
     "a step, and asking for the next one ends it. Iterate it where the steps are: it reads ahead "
     "by itself, --loader-workers"
 )
-READ_AHEAD = (
+_READ_AHEAD = (
     "the loop asks for the next batch before it has trained on the one before, as a prefetcher "
     "does: a step behind the epoch's last batch, while another batch had none. Losses are weighed "
     "by the shares of another batch, and nothing is saved within an epoch. Iterate the training "
@@ -63,14 +63,34 @@ COUNTED_FROM_ZERO = (
 )
 
 
-def refuse_alone(loaders: Iterable[Loader | EvalLoader], *, has_begun: bool) -> None:
-    """Refuse a step before the training, or while batches to evaluate on are gone through.
+def remark_alone(
+    counts_by: str | None, knows_loader: bool, is_behind: bool, skipped: int
+) -> str | None:
+    """Say what is wrong about a step that no batch of the training loader belongs to.
+
+    Args:
+        counts_by: What steps are counted by; None before the training.
+        knows_loader: Whether the session knows a training loader.
+        is_behind: Whether that has given all batches of the epoch.
+        skipped: How many of them had no step.
+    """
+    if counts_by is None:
+        return _BEFORE_BEGIN
+    if counts_by != "batches":
+        return None
+    if not knows_loader:
+        return _WITHOUT_LOADER
+    if not is_behind:
+        return None
+    return _READ_AHEAD if skipped else _BEHIND_LOADER
+
+
+def refuse_eval_batch(loaders: Iterable[Loader | EvalLoader]) -> None:
+    """Refuse a step while batches to evaluate on are gone through.
 
     Raises:
-        UsageError: It hasn't begun, or one of the loaders is such a one, and running.
+        UsageError: One of the loaders is such a one, and running.
     """
-    if not has_begun:
-        raise UsageError(_BEFORE_BEGIN)
     if any(isinstance(loader, EvalLoader) and loader.is_running for loader in loaders):
         raise UsageError(_STEP_ON_EVAL_BATCH)
 

@@ -64,8 +64,7 @@ def choose_kernels(options: ComputeOptions, *, pinned: bool) -> None:
     """Choose a worker's kernels where there are several; without options all stays as it is.
 
     cuDNN's benchmark is no default: what it finds is hardly faster than cuDNN's own choice, and
-    it costs seconds at the start, at an epoch's short last batch and at the first evaluation
-    (benchmarks/README.md, "On GPUs").
+    it costs up to seconds at each new shape of a batch (benchmarks/README.md, "On GPUs").
 
     Args:
         options: Of which `deterministic`, `cudnn_benchmark` and `tf32` count.

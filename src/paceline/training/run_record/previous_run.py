@@ -24,6 +24,7 @@ FREE = frozenset(
     "check_every",
     "allow_different_hardware",
     "deterministic",
+    "cudnn_benchmark",
     "cuda_graphs",
     "fused",
 }

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_where_data_is_missing_nothing_is_fetched(plan: Plan) -> None:
     told = plan("train", "mnist")
     assert "as a dry run fetches nothing; steps and memory aren't known: MNIST is not" in told
     assert "workers  " in told
+
+
+def test_what_is_wrong_with_a_recipe_isnt_laid_to_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a recipe's own directory comes before it
+    (tmp_path / "own.py").write_text("def build(*, download: bool = True):\n    pass\n")
+    assert main(["train", "own.py:build", "--dry-run"]) == ExitCode.JOB
+    said = capsys.readouterr().err
+    assert "must return a paceline.Job" in said
+    assert "fetches nothing" not in said
 
 
 @pytest.mark.parametrize(

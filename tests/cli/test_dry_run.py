@@ -61,8 +61,8 @@ def test_what_is_wrong_with_a_recipe_isnt_laid_to_the_download(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # a recipe's own directory comes before it
-    (tmp_path / "own.py").write_text("def build(*, download: bool = True):\n    pass\n")
-    assert main(["train", "own.py:build", "--dry-run"]) == ExitCode.JOB
+    (tmp_path / "fetching.py").write_text("def build(*, download: bool = True):\n    pass\n")
+    assert main(["train", "fetching.py:build", "--dry-run"]) == ExitCode.JOB
     said = capsys.readouterr().err
     assert "must return a paceline.Job" in said
     assert "fetches nothing" not in said

@@ -1,10 +1,8 @@
 """Whole commands on a real GPU: what the pretend one can't show, and that it shows the truth."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 
 from paceline.errors import ExitCode
 from tests.pretend_gpu.matrix import RECIPES, Cell, covering
+from tests.script.scripts import command, summary
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,43 +20,11 @@ pytestmark = [
 
 _ROOT = Path(__file__).parents[2]
 _WATCHED = Path(__file__).parent / "watched"
-_LIMIT_S = 300.0
 
 
-def python(
-    *words: str | Path, directory: Path, path: Sequence[Path] = ()
-) -> "subprocess.CompletedProcess[str]":
-    """Run `python WORDS` to its end.
-
-    Args:
-        words: `-m MODULE ...` or `SCRIPT ...`.
-        directory: Where it runs.
-        path: Where modules are looked for first.
-    """
-    found = [*map(str, (*path, _ROOT)), os.environ.get("PYTHONPATH", "")]
-    variables = {"PYTHONPATH": os.pathsep.join(filter(None, found)), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=directory,
-        env=os.environ | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-
-
-def paceline(
-    *words: str | Path, directory: Path, path: Sequence[Path] = ()
-) -> "subprocess.CompletedProcess[str]":
-    """Run `paceline WORDS`, as `python`."""
-    return python("-m", "paceline", *words, directory=directory, path=path)
-
-
-def summary(run: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((run / "summary.json").read_text())
-    return found
+def paceline(*words: str | Path, directory: Path) -> "subprocess.CompletedProcess[str]":
+    """Run `paceline WORDS` to its end."""
+    return command([sys.executable, "-m", "paceline", *map(str, words)], directory)
 
 
 def _cells() -> list[Cell]:
@@ -65,11 +32,15 @@ def _cells() -> list[Cell]:
 
 
 @pytest.mark.parametrize("cell", _cells(), ids=lambda cell: cell.name)
-def test_it_trains_to_its_end_and_no_step_waits(cell: Cell, tmp_path: Path) -> None:
+def test_it_trains_to_its_end_and_no_step_waits(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filter(None, (str(_WATCHED), str(_ROOT), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     data = tmp_path / "data"
     RECIPES[cell.recipe].write(data)
     words: list[str | Path] = [*cell.command(data), "--run-dir", tmp_path / "run"]
-    done = paceline(*words, directory=tmp_path, path=[_WATCHED])
+    done = paceline(*words, directory=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary(tmp_path / "run")["stopped_because"] == "epochs"
 
@@ -184,6 +155,6 @@ print("on", torch.cuda.device_count(), "trained on", paceline.launch(train, work
 
 def test_a_function_is_launched_from_a_program(tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(NOTEBOOK)
-    done = python("notebook.py", directory=tmp_path)
+    done = command([sys.executable, "notebook.py"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trained on ['cuda']" in done.stdout

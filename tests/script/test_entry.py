@@ -112,7 +112,7 @@ import torch.distributed as dist, torch.multiprocessing as mp
 def work(rank, port):
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", port
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    print("met", dist.get_world_size())
+    os.write(1, f"met {dist.get_world_size()}\\n".encode())  # at once, unlike print
     dist.destroy_process_group()
 
 if __name__ == "__main__":

@@ -82,24 +82,26 @@ def test_a_worker_that_dies_is_named() -> None:
         launch(cell, workers=1)
 
 
+def trains_on(run_dir: str, number: int) -> None:
+    """Train without an end; the notebook gets a signal after the second epoch."""
+    with paceline.session(run_dir=run_dir, device="cpu", progress="off") as s:
+        model = s.model(nn.Linear(1, 1))
+        s.optimizer(torch.optim.SGD(model.parameters(), 1e-9))
+        batches = s.loader(TensorDataset(torch.ones(4, 1)), global_batch=4)
+        for epoch in s.epochs(10**6):
+            for batch in batches:
+                s.step(model(first_of(batch)).mean())
+            if epoch == 1 and s.is_main:
+                os.kill(os.getppid(), number)
+
+
 @pytest.mark.slow
 def test_interrupting_the_cell_saves_and_ends_the_workers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def cell() -> None:
-        with paceline.session(run_dir=tmp_path / "r", device="cpu", progress="off") as s:
-            model = s.model(nn.Linear(1, 1))
-            s.optimizer(torch.optim.SGD(model.parameters(), 1e-9))
-            batches = s.loader(TensorDataset(torch.ones(4, 1)), global_batch=4)
-            for epoch in s.epochs(10**6):
-                for batch in batches:
-                    s.step(model(first_of(batch)).mean())
-                if epoch == 1 and s.is_main:
-                    os.kill(os.getppid(), signal.SIGINT)
-
     assert threading.current_thread() is threading.main_thread()
     with pytest.raises(KeyboardInterrupt):
-        launch(cell, workers=2)
+        launch(trains_on, workers=2, run_dir=str(tmp_path / "r"), number=signal.SIGINT)
     assert any((tmp_path / "r" / "snapshots").glob("step-*"))
     assert '"signal"' in (tmp_path / "r" / "summary.json").read_text()
     # No command can start a notebook's function: the function's own session resumes.
@@ -180,20 +182,9 @@ def test_all_workers_draw_as_the_notebook_would() -> None:
 
 
 def test_sigterm_saves_and_ends_the_workers(tmp_path: Path) -> None:
-    def cell() -> None:
-        with paceline.session(run_dir=tmp_path / "r", device="cpu", progress="off") as s:
-            model = s.model(nn.Linear(1, 1))
-            s.optimizer(torch.optim.SGD(model.parameters(), 1e-9))
-            batches = s.loader(TensorDataset(torch.ones(4, 1)), global_batch=4)
-            for epoch in s.epochs(10**6):
-                for batch in batches:
-                    s.step(model(first_of(batch)).mean())
-                if epoch == 1 and s.is_main:
-                    os.kill(os.getppid(), signal.SIGTERM)
-
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     with pytest.raises(InterruptedTraining):
-        launch(cell, workers=2)
+        launch(trains_on, workers=2, run_dir=str(tmp_path / "r"), number=signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert any((tmp_path / "r" / "snapshots").glob("step-*"))
 

@@ -18,7 +18,7 @@ from paceline.distributed.environment import (
     without_agent_store,
 )
 from paceline.errors import InterruptedTraining, JobError
-from paceline.options.command_line import note
+from paceline.options.text import fitting, print_stderr
 from paceline.script.ending import ended_with_its_block, has_opened
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.rng import seed_before_session
@@ -97,9 +97,10 @@ def _tell_of_spawned(script: str) -> None:
     places = [importlib.import_module(f"torch.multiprocessing{end}") for end in ("", ".spawn")]
     usual = places[0].start_processes
 
-    def start(*given: Any, **named: Any) -> object:  # as torch's takes them
+    def start(*given: Any, **named: Any) -> object:
+        """Take what torch's own takes, and do as it does."""
         if current_placement().rank == 0:
-            note(_SPAWNED.format(script=script))
+            print_stderr(fitting(_SPAWNED.format(script=script), sys.stderr))
         with without_agent_store():
             return usual(*given, **named)
 

@@ -97,7 +97,6 @@ def launch(
         # Bound, not listening: it only keeps the port from others.
         reserved.bind((_LOOPBACK, 0))
         rendezvous = _Rendezvous(str(Path(place) / "store"), str(reserved.getsockname()[1]))
-        within_s = _FAILED_END_S
         with _stopped_by_sigterm():
             try:
                 for rank in range(workers):
@@ -105,12 +104,12 @@ def launch(
                         started.append(_fork(rank, workers, rendezvous, mask, function, arguments))
                 return _collect(started)
             except (KeyboardInterrupt, InterruptedTraining):
-                within_s = _SAVED_END_S
+                stopped, started = started, []
+                for text in _end(stopped, _SAVED_END_S):
+                    print(text, file=sys.stderr)
                 raise
             finally:
-                failed = _end(started, within_s)
-                if within_s == _SAVED_END_S:  # else their errors are those of the first's end
-                    sys.stderr.writelines(f"{text}\n" for text in failed)
+                _end(started, _FAILED_END_S)  # what they say by now follows from the first's end
 
 
 @contextmanager

@@ -209,15 +209,12 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
         batch = {"global_batch": plan.global_batch if plan else None, "batch_per_worker": None}
         try:
             PreviousRun.read(context.run).changed(
-                context.config.settings() | batch, request.allowed
+                context.config.settings() | batch,
+                request.allowed,
+                way_on=partial(_allowing, context.run),
             )
         except UsageError as error:
             problem = str(error)
-            if launcher_request() is None:  # it has no command line where this could be given
-                command = command_line("resume", context.run.path)
-                problem = problem.replace(": --allow-change", f": {command} --allow-change")
-                if _is_launched() and "To resume" in problem:
-                    problem = f"{problem.partition('To resume')[0]}{_AS_BEFORE}"
     problem = context.group.broadcast_text(problem)
     if problem:
         raise UsageError(problem)
@@ -323,6 +320,15 @@ def _way_on(run: RunDirectory) -> str:
     if _is_launched():
         return f"paceline.session(run_dir={str(run.path)!r}, resume=True)"
     return command_line("resume", run.path)
+
+
+def _allowing(run: RunDirectory, options: str) -> str:
+    """Say how to resume with settings that these options would allow to differ."""
+    if _is_launched():
+        return _AS_BEFORE
+    # Without a launcher there is no command line yet where they could be given.
+    command = f"{command_line('resume', run.path)} " if launcher_request() is None else ""
+    return f"To resume with them all the same: {command}{options}"
 
 
 @contextmanager

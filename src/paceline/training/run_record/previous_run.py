@@ -1,6 +1,6 @@
 """Reads an earlier run's `run.json`, and checks which settings may change on resuming."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self, cast
 
@@ -127,7 +127,12 @@ class PreviousRun:
         return TrainConfig.from_settings(self.settings)
 
     def changed(
-        self, given: Mapping[str, OptionValue], allowed: Sequence[str], paths: Collection[str] = ()
+        self,
+        given: Mapping[str, OptionValue],
+        allowed: Sequence[str],
+        paths: Collection[str] = (),
+        *,
+        way_on: Callable[[str], str] = "To resume with them all the same: {}".format,
     ) -> tuple[dict[str, OptionValue], dict[str, OptionValue]]:
         """Put newly given options over the run's own.
 
@@ -135,6 +140,7 @@ class PreviousRun:
             given: Options and recipe arguments of the resuming command.
             allowed: Names that may differ although they change what is trained.
             paths: The recipe's arguments that are paths: data may have moved.
+            way_on: Says how to resume with what may be allowed, from the options that allow it.
 
         Returns:
             Settings and recipe arguments to resume with.
@@ -161,7 +167,7 @@ class PreviousRun:
                 refused.append((name, before, value))
             place[name] = value
         if refused:
-            raise UsageError(_refusal(refused))
+            raise UsageError(_refusal(refused, way_on))
         return settings, arguments
 
     def _may_differ(self, given: Mapping[str, OptionValue]) -> bool:
@@ -215,7 +221,9 @@ def _typed(name: str) -> str:
     return flag(shown_name(name)).lstrip("-")
 
 
-def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
+def _refusal(
+    refused: Sequence[tuple[str, OptionValue, OptionValue]], way_on: Callable[[str], str]
+) -> str:
     lines = [
         f"  {flag(shown_name(name))}: the run has {old}, you give {new}"
         for name, old, new in refused
@@ -234,5 +242,5 @@ def _refusal(refused: Sequence[tuple[str, OptionValue, OptionValue]]) -> str:
         )
     if other:
         words = " ".join(f"--allow-change {_typed(name)}" for name in other)
-        text += f"\nTo resume with them all the same: {words}"
+        text += f"\n{way_on(words)}"
     return text

@@ -69,19 +69,19 @@ def pod_spec(submission: Submission, container: Manifest) -> Manifest:
         "terminationGracePeriodSeconds": options.grace_s,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": pod_security(options),
-        "tolerations": tolerations(),
+        "securityContext": _pod_security(options),
+        "tolerations": _tolerations(),
     }
-    spec |= placing(options)
+    spec |= _placing(options)
     own: Manifest = {
         "name": CONTAINER,
-        "securityContext": container_security(),
-        "volumeMounts": mounts(options),
+        "securityContext": _container_security(),
+        "volumeMounts": _mounts(options),
     }
-    return spec | {"containers": [own | container], "volumes": volumes(options)}
+    return spec | {"containers": [own | container], "volumes": _volumes(options)}
 
 
-def placing(options: KubernetesOptions) -> Manifest:
+def _placing(options: KubernetesOptions) -> Manifest:
     """Say on which nodes pods may run, as whom, and how the image is pulled."""
     spec: Manifest = {}
     if options.node_selector:
@@ -93,7 +93,7 @@ def placing(options: KubernetesOptions) -> Manifest:
     return spec
 
 
-def pod_security(options: KubernetesOptions) -> Manifest:
+def _pod_security(options: KubernetesOptions) -> Manifest:
     """Write the pod's security context; with a user of its own it can't be root."""
     context: Manifest = {"seccompProfile": {"type": "RuntimeDefault"}}
     user = options.kubernetes_user
@@ -108,12 +108,12 @@ def pod_security(options: KubernetesOptions) -> Manifest:
     }
 
 
-def container_security() -> Manifest:
+def _container_security() -> Manifest:
     """Write the container's security context: no rights beyond those of its user."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def tolerations() -> list[Plain]:
+def _tolerations() -> list[Plain]:
     """Let pods onto GPU nodes, and give up a lost node sooner than after the usual five minutes."""
     listed: list[Plain] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     for what in ("not-ready", "unreachable"):
@@ -122,7 +122,7 @@ def tolerations() -> list[Plain]:
     return listed
 
 
-def volumes(options: KubernetesOptions) -> list[Plain]:
+def _volumes(options: KubernetesOptions) -> list[Plain]:
     """List the pods' volumes: shared memory, and the claims."""
     memory: Manifest = {"medium": "Memory", "sizeLimit": options.shared_memory}
     listed: list[Plain] = [{"name": _SHARED_MEMORY, "emptyDir": memory}]
@@ -132,7 +132,7 @@ def volumes(options: KubernetesOptions) -> list[Plain]:
     return listed
 
 
-def mounts(options: KubernetesOptions) -> list[Plain]:
+def _mounts(options: KubernetesOptions) -> list[Plain]:
     """List where the volumes are mounted."""
     listed: list[Plain] = [{"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]
     for number, text in enumerate(options.volume):

@@ -2,20 +2,13 @@
 
 from paceline.launch.kubernetes.indexed_job import network_policy
 from paceline.launch.kubernetes.pods import (
-    CONTAINER,
     Manifest,
     Submission,
-    container_security,
     exit_codes,
-    mounts,
-    placing,
-    pod_security,
     pod_spec,
     required_image,
     resources,
-    tolerations,
     variables,
-    volumes,
 )
 from paceline.launch.yaml_text import Plain
 
@@ -111,20 +104,10 @@ def _reference(submission: Submission) -> Manifest:
 
 def _patch(submission: Submission) -> Manifest:
     """Change the pods of the cluster's runtime as far as Kubeflow lets a TrainJob do it."""
-    options = submission.options
-    container: Manifest = {
-        "name": CONTAINER,
-        "securityContext": container_security(),
-        "volumeMounts": mounts(options),
-    }
-    pods: Manifest = {
-        "terminationGracePeriodSeconds": options.grace_s,
-        "securityContext": pod_security(options),
-        "tolerations": tolerations(),
-        **placing(options),
-        "containers": [container],
-        "volumes": volumes(options),
-    }
+    pods = pod_spec(submission, {})
+    # What Kubeflow takes from the runtime alone.
+    for refused in ("restartPolicy", "automountServiceAccountToken", "enableServiceLinks"):
+        del pods[refused]
     template: Manifest = {"metadata": {"labels": submission.labels}, "spec": pods}
     jobs: list[Plain] = [{"name": _REPLICATED, "template": {"spec": {"template": template}}}]
     return {

@@ -123,13 +123,13 @@ def test_what_a_library_makes_of_an_interrupt_is_told_as_one() -> None:
 _STOPPED_EARLY = """
 import os, sys
 import paceline.__main__ as process
-from paceline.launch.local import launcher
+from paceline.launch.local import forkserver
 
 def stopped(*_):
     os.kill(os.getpid(), number)
 
 number = int(sys.argv.pop())
-launcher.prepare = stopped
+forkserver.prepare = stopped
 process.run()
 """
 

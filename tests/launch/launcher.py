@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 
 from paceline.launch import signals
-from paceline.launch.local.launcher import launch_local, prepare
+from paceline.launch.local import forkserver
+from paceline.launch.local.launcher import launch_local
 from paceline.launch.restart_policy import Policy, StopGrace
 
 if __name__ == "__main__":
     entry, payload, log_dir, outcome_file, stop_s = sys.argv[1:]
     signals.SAME_S = 0.0  # tests press twice without a pause
-    prepare(["entries"], 1)
+    forkserver.prepare(["entries"], 1)
     outcome = launch_local(
         f"entries:{entry}",
         payload,

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from paceline.launch.local import launcher
 from paceline.launch.local.launcher import LaunchOutcome, launch_local
 from paceline.launch.restart_policy import Policy
 from paceline.launch.watchdog.hang_detector import HangLimits
@@ -20,13 +23,14 @@ class Launch:
     hang: HangLimits | None = None
 
     def __call__(self, entry: str, payload: str = "", workers: int = 2) -> LaunchOutcome:
-        return launch_local(
-            f"entries:{entry}",
-            payload,
-            workers=workers,
-            threads=1,
-            policy=Policy(max_restarts=self.max_restarts, hang=self.hang),
-            log_dir=self.log_dir,
-            progress=self.progress,
-            report=self.lines.append,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launcher, "to_stderr", self.lines.append)
+            return launch_local(
+                f"entries:{entry}",
+                payload,
+                workers=workers,
+                threads=1,
+                policy=Policy(max_restarts=self.max_restarts, hang=self.hang),
+                log_dir=self.log_dir,
+                progress=self.progress,
+            )

@@ -42,7 +42,8 @@ def start(launch: Launch) -> int:
 
 
 def _start_local(launch: Launch) -> int:
-    from paceline.launch.local.launcher import launch_local, prepare
+    from paceline.launch.local import forkserver
+    from paceline.launch.local.launcher import launch_local
 
     # Make and own the run directory before anything slow.
     launch = make_run(launch)
@@ -53,7 +54,7 @@ def _start_local(launch: Launch) -> int:
         try:
             with signals_raised():  # until the launch catches them itself
                 # The fork server imports torch while the launcher starts.
-                prepare(PRELOAD, place.threads)
+                forkserver.prepare(PRELOAD, place.threads)
                 outcome = launch_local(
                     launch.entry,
                     launch.request.to_json(),

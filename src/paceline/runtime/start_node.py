@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.distributed.placement import NodePlacement
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.local.worker import NodeRendezvous
+from paceline.launch.restart_policy import Policy
 from paceline.runtime.copying import owner
 from paceline.runtime.outcome import announce_end, announce_failure
 from paceline.runtime.run_dir_agreement import agree_on_run
@@ -28,7 +29,8 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         UsageError: The nodes can't meet as it was said.
         InfrastructureError: The nodes didn't meet, or workers could not be started.
     """
-    from paceline.launch.local.launcher import launch_node
+    from paceline.launch.local import forkserver
+    from paceline.launch.local.launcher import launch_local
 
     # Meet the other nodes first: rank 0's node names the run directory.
     rendezvous = _rendezvous(launch.config, node)
@@ -38,15 +40,17 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         if leads:
             run.remove_summary()
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
-        outcome = launch_node(
+        # Once: the service restarts what failed.
+        forkserver.prepare(PRELOAD, launch.place.threads)
+        outcome = launch_local(
             launch.entry,
             launch.request.to_json(),
             workers=launch.place.workers,
             threads=launch.place.threads,
+            policy=Policy(stop=launch.config.stop_grace(least_s=_STOP_S)),
             log_dir=run.logs,
+            progress=run.newest_step,
             rendezvous=rendezvous,
-            stop=launch.config.stop_grace(least_s=_STOP_S),
-            preload=PRELOAD,
         )
         # The first node tells the end; every node tells of failures of its own workers.
         if leads and not outcome.failures:

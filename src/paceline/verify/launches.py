@@ -170,8 +170,8 @@ class VerifyLauncher:
         part: LaunchPart | None,
     ) -> "LaunchOutcome":
         """Have workers started, by Paceline or by the user's command, and wait for their end."""
-        from paceline.launch.local.forkserver import hash_seed_is
-        from paceline.launch.local.launcher import launch_local, prepare
+        from paceline.launch.local.forkserver import hash_seed_is, prepare
+        from paceline.launch.local.launcher import launch_local
         from paceline.verify.observed_launch import run_observed
 
         threads, command = self.threads(workers), self.request.command

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.worker import NodeRendezvous, WorkerTask
 from paceline.launch.process_tree import adopt_orphans
-from paceline.launch.restart_policy import Policy, RestartBudget, StopGrace
+from paceline.launch.restart_policy import Policy, RestartBudget
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.signals import Interrupts
 from paceline.launch.watchdog.local_watchdog import watch_locally
@@ -37,16 +37,6 @@ class LaunchOutcome:
     restarts: int
 
 
-def prepare(preload: Sequence[str], threads: int) -> None:
-    """Start the fork server early, so that it imports torch while this process does other things.
-
-    Args:
-        preload: Modules that the entry will need; they must not raise anything but ImportError.
-        threads: CPU threads of each worker.
-    """
-    forkserver.prepare(preload, threads)
-
-
 def launch_local(
     entry: str,
     payload: str,
@@ -56,7 +46,7 @@ def launch_local(
     policy: Policy,
     log_dir: Path,
     progress: Callable[[], int],
-    report: Callable[[str], None] | None = None,
+    rendezvous: NodeRendezvous | None = None,
 ) -> LaunchOutcome:
     """Run a function in every worker on this machine.
 
@@ -74,39 +64,42 @@ def launch_local(
         policy: How often they are started again, and after how long they hang.
         log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
         progress: Gives the newest good snapshot's step, -1 for none.
-        report: Gets a line about each restart; standard error by default.
+        rendezvous: This machine's place among several nodes, each of which calls this; nodes may
+            have different numbers of workers, and write into one `log_dir`. None: it is alone.
 
     Returns:
-        How it ended. Failures of workers are in it, not raised.
+        How it ended, on this machine. Failures of workers are in it, not raised.
 
     Raises:
-        InfrastructureError: Workers could not be started at all.
+        InfrastructureError: The nodes didn't meet, or workers could not be started at all.
     """
-    print_line = report or to_stderr
     forkserver.prepare((), threads)
     log_dir.mkdir(0o700, parents=True, exist_ok=True)
-    forget_failures(log_dir)
+    if rendezvous is None:  # others' records lie there as well
+        forget_failures(log_dir)
     # Signals are caught first and released last, so that clean-up isn't cut off by one.
-    caught = Interrupts(policy.stop, quietly(print_line)).caught()
+    caught = Interrupts(policy.stop, quietly(to_stderr)).caught()
     with caught as interrupts, scratch_directory() as scratch, orphans_adopted():
         group = WorkerGroup.of(
-            WorkerTask(entry=entry, payload=payload, log_dir=log_dir, scratch=scratch),
+            WorkerTask(
+                entry=entry,
+                payload=payload,
+                log_dir=log_dir,
+                scratch=scratch,
+                shows_each_node=rendezvous is not None,
+            ),
             workers,
             threads,
             interrupts,
+            rendezvous,
         )
         if (hang := policy.hang) is not None:
-            group = replace(group, watch=partial(watch_locally, hang, log_dir, print_line))
-        return _attempts(
-            group, RestartBudget.full(policy.max_restarts, progress()), progress, print_line
-        )
+            group = replace(group, watch=partial(watch_locally, hang, log_dir, to_stderr))
+        return _attempts(group, RestartBudget.full(policy.max_restarts, progress()), progress)
 
 
 def _attempts(
-    group: WorkerGroup,
-    budget: RestartBudget,
-    progress: Callable[[], int],
-    print_line: Callable[[str], None],
+    group: WorkerGroup, budget: RestartBudget, progress: Callable[[], int]
 ) -> LaunchOutcome:
     attempt = 0
     while True:
@@ -126,13 +119,13 @@ def _attempts(
             return done
         # New workers would fail at once, and hide the cause of this failure.
         if (problem := why_unwritable(group.task.log_dir)) is not None:
-            print_line(f"The workers aren't started again: {problem}")
+            to_stderr(f"The workers aren't started again: {problem}")
             return done
         # Restart: records of this attempt move aside before the next one writes its own.
         budget = left
         attempt += 1
         set_aside(group.task.log_dir, attempt - 1, failures)
-        print_line(restart_line(failures[0], step, budget))
+        to_stderr(restart_line(failures[0], step, budget))
 
 
 def why_unwritable(log_dir: Path) -> str | None:
@@ -183,50 +176,6 @@ def orphans_adopted() -> Iterator[None]:
 def to_stderr(line: str) -> None:
     """Print a line to standard error."""
     print(above_progress(printable(line)), file=sys.stderr, flush=True)
-
-
-def launch_node(
-    entry: str,
-    payload: str,
-    *,
-    workers: int,
-    threads: int,
-    log_dir: Path,
-    rendezvous: NodeRendezvous,
-    stop: StopGrace,
-    preload: Sequence[str] = (),
-) -> LaunchOutcome:
-    """Run a function in every worker of this node, once: the service restarts what failed.
-
-    Every node calls it, in its main thread. Signals and ends are as with `launch_local`.
-
-    Args:
-        entry: `package.module:function`, a function (payload: str) -> str.
-        payload: Its argument.
-        workers: Of this node; nodes may have different numbers of them.
-        threads: CPU threads per worker.
-        log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
-        rendezvous: This node's place, and the store, which somebody keeps already.
-        stop: From a request to stop until workers are killed.
-        preload: Modules that the entry will need.
-
-    Returns:
-        How this node's workers ended.
-
-    Raises:
-        InfrastructureError: The nodes didn't meet, or workers could not be started.
-    """
-    forkserver.prepare(preload, threads)
-    caught = Interrupts(stop, quietly(to_stderr)).caught()
-    with scratch_directory() as scratch, orphans_adopted(), caught as interrupts:
-        task = WorkerTask(
-            entry=entry, payload=payload, log_dir=log_dir, scratch=scratch, shows_each_node=True
-        )
-        group = WorkerGroup.of(task, workers, threads, interrupts, rendezvous)
-        results, failures = attempt_here(group, 0)
-        return LaunchOutcome(
-            results=results, interrupted=interrupts.received, failures=failures, restarts=0
-        )
 
 
 def quietly(print_line: Callable[[str], None]) -> Callable[[str], None]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 State = Literal["ok", "warning", "fault"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CheckLine:
     """One line of the report."""
 
@@ -59,7 +59,7 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
         seen = detect_launchers(environment)
         placement = read_placement(environment, options)
     except PacelineError as error:
-        findings.append(CheckLine(what="place", state="fault", text=str(error)))
+        findings.append(CheckLine("place", "fault", str(error)))
     else:
         findings.append(_place(placement))
     findings += _other_sources(placement, seen, environment)
@@ -79,14 +79,14 @@ def _attempted(what: str, look_at: Callable[[], Iterator[CheckLine]]) -> list[Ch
     try:
         lines.extend(look_at())
     except PacelineError as error:
-        lines.append(CheckLine(what=what, state="fault", text=str(error)))
+        lines.append(CheckLine(what, "fault", str(error)))
     return lines
 
 
 def _place(placement: Placement) -> CheckLine:
     if placement.source == "alone":
         text = "no launcher and no --rank: `paceline train` starts the workers of this machine"
-        return CheckLine(what="place", state="ok", text=text)
+        return CheckLine("place", "ok", text)
     text = (
         f"{placement.source}: rank {placement.rank} of {placement.world_size}, local rank "
         f"{placement.local_rank}"
@@ -97,7 +97,7 @@ def _place(placement: Placement) -> CheckLine:
         text += "; workers per node are counted when they meet"
     if placement.attempt:
         text += f", restart {placement.attempt}"
-    return CheckLine(what="place", state="ok", text=text)
+    return CheckLine("place", "ok", text)
 
 
 def _other_sources(
@@ -108,22 +108,22 @@ def _other_sources(
         same = (other.rank, other.world_size) == (placement.rank, placement.world_size)
         if other.source != placement.source:
             yield CheckLine(
-                what="also found",
-                state="ok" if same else "warning",
-                text=f"{other.source}: rank {other.rank} of {other.world_size}"
+                "also found",
+                "ok" if same else "warning",
+                f"{other.source}: rank {other.rank} of {other.world_size}"
                 + ("" if same else f"; {placement.source} counts before it"),
             )
     for node in seen.nodes:
         yield _node(node, placement)
     for problem in seen.problems:
-        yield CheckLine(what="also found", state="warning", text=f"{problem}; it doesn't count")
+        yield CheckLine("also found", "warning", f"{problem}; it doesn't count")
     incomplete = {"RANK", "WORLD_SIZE"} & environment.keys()
     if len(incomplete) == 1:
         (name,) = incomplete
         yield CheckLine(
-            what="variables",
-            state="warning",
-            text=f"{name} is set alone and doesn't count: set RANK and WORLD_SIZE, or neither",
+            "variables",
+            "warning",
+            f"{name} is set alone and doesn't count: set RANK and WORLD_SIZE, or neither",
         )
 
 
@@ -136,8 +136,8 @@ def _node(node: NodePlacement, placement: Placement) -> CheckLine:
             ". Paceline starts several workers on one node only: start it by torchrun with "
             f"--nproc-per-node {node.workers}"
         )
-        return CheckLine(what="node", state="fault", text=text)
-    return CheckLine(what="node", state="ok", text=text)
+        return CheckLine("node", "fault", text)
+    return CheckLine("node", "ok", text)
 
 
 def _meeting(
@@ -152,17 +152,17 @@ def _meeting(
     shown = f"{address} ({where})" if where != address.host else str(address)
     if is_loopback_name(address.host):
         yield CheckLine(
-            what="meeting",
-            state="warning",
-            text=f"{address.host} is a loopback address on this host (see /etc/hosts); {where} of "
+            "meeting",
+            "warning",
+            f"{address.host} is a loopback address on this host (see /etc/hosts); {where} of "
             "the default route is taken. Better give rank 0's address instead of its name",
         )
     if address.scheme == "agent":
-        yield CheckLine(what="meeting", state="ok", text=f"{shown}, a store of torch's agent")
+        yield CheckLine("meeting", "ok", f"{shown}, a store of torch's agent")
     elif placement.rank == 0:
         yield _listening(options, address, where)
     else:
-        yield CheckLine(what="meeting", state="ok", text=f"{shown}, where rank 0 will listen")
+        yield CheckLine("meeting", "ok", f"{shown}, where rank 0 will listen")
 
 
 def _listening(options: DistOptions, address: Address, where: str) -> CheckLine:
@@ -172,28 +172,26 @@ def _listening(options: DistOptions, address: Address, where: str) -> CheckLine:
             f"rank 0 is to listen at {address}, which is none of this host's addresses "
             f"({', '.join(sorted(own_addresses()))}). Name this host, or say --interface NAME"
         )
-        return CheckLine(what="meeting", state="fault", text=text)
+        return CheckLine("meeting", "fault", text)
     # Try it: open the port and close it again.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, address.port), family=family).close()
     except OSError as error:
         text = f"rank 0 can't listen at {address}: {error.strerror}. Choose another port"
-        return CheckLine(what="meeting", state="fault", text=text)
-    return CheckLine(
-        what="meeting", state="ok", text=f"rank 0 will listen at {host}:{address.port}"
-    )
+        return CheckLine("meeting", "fault", text)
+    return CheckLine("meeting", "ok", f"rank 0 will listen at {host}:{address.port}")
 
 
 def _file(address: Address) -> CheckLine:
     path = Path(address.path)
     if path.exists():
         text = f"{path} is there already: remove it, or name a new file for each training"
-        return CheckLine(what="meeting", state="fault", text=text)
+        return CheckLine("meeting", "fault", text)
     if not path.parent.is_dir():
         text = f"there is no directory {path.parent} here: name one that all workers share"
-        return CheckLine(what="meeting", state="fault", text=text)
-    return CheckLine(what="meeting", state="ok", text=f"{path}, to be made by the first worker")
+        return CheckLine("meeting", "fault", text)
+    return CheckLine("meeting", "ok", f"{path}, to be made by the first worker")
 
 
 def _interface(
@@ -206,14 +204,14 @@ def _interface(
         address = meeting_address(placement, options, environment)
         route = find_route(address.host, options.interface, chosen)
     text = f"{route.interface}, {route.address}, by {route.chosen_by}"
-    yield CheckLine(what="interface", state="ok", text=text)
+    yield CheckLine("interface", "ok", text)
 
 
 def _device(options: DistOptions, placement: Placement) -> Iterator[CheckLine]:
     from paceline.distributed.device import describe_device, pick_device, resolve_backend
 
     device = pick_device(options, placement)
-    yield CheckLine(what="device", state="ok", text=f"{device}: {describe_device(device)}")
+    yield CheckLine("device", "ok", f"{device}: {describe_device(device)}")
     if placement.world_size == 1 and options.backend == "auto":
         return
     yield from _attempted("backend", lambda: _backend(resolve_backend(options, device), device))
@@ -223,4 +221,4 @@ def _backend(backend: str, device: "torch.device") -> Iterator[CheckLine]:
     from paceline.distributed.backends import load_backend
 
     load_backend(backend, device)
-    yield CheckLine(what="backend", state="ok", text=backend)
+    yield CheckLine("backend", "ok", backend)

@@ -25,19 +25,23 @@ class CheckResult:
         return asdict(self) | {"hosts": list(self.hosts)}
 
 
-def ok(host: str, what: str, text: str) -> CheckResult:
-    """Say that something is well on a host."""
-    return CheckResult(hosts=(host,), what=what, state="ok", text=text)
+def ok(hosts: str | Iterable[str], what: str, text: str) -> CheckResult:
+    """Say that something is well on a host, or on several."""
+    return CheckResult(hosts=_named(hosts), what=what, state="ok", text=text)
 
 
-def warning(host: str, what: str, text: str) -> CheckResult:
+def warning(hosts: str | Iterable[str], what: str, text: str) -> CheckResult:
     """Say what may slow a training, or stop it later."""
-    return CheckResult(hosts=(host,), what=what, state="warning", text=text)
+    return CheckResult(hosts=_named(hosts), what=what, state="warning", text=text)
 
 
-def fault(host: str, what: str, text: str) -> CheckResult:
+def fault(hosts: str | Iterable[str], what: str, text: str) -> CheckResult:
     """Say what would stop a training."""
-    return CheckResult(hosts=(host,), what=what, state="fault", text=text)
+    return CheckResult(hosts=_named(hosts), what=what, state="fault", text=text)
+
+
+def _named(hosts: str | Iterable[str]) -> tuple[str, ...]:
+    return (hosts,) if isinstance(hosts, str) else tuple(hosts)
 
 
 def folded(findings: Iterable[CheckResult]) -> list[CheckResult]:

@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import final
 
 from paceline.doctor.bandwidth import HostLink, Pair, measuring_s, rounds
-from paceline.doctor.check_result import CheckResult, fault, has_fault
+from paceline.doctor.check_result import CheckResult, fault, has_fault, warning
 from paceline.doctor.checks.gpus import check_gpus, check_same_gpus
 from paceline.doctor.checks.machine import Requirements, check_machine, workers_on
 from paceline.doctor.checks.network import (
@@ -270,9 +270,7 @@ class Examination:
         if len(hosts) < 2 or missing or stuck:
             if missing or stuck:
                 text = "not tried, since the links between the hosts have faults"
-                self._findings.append(
-                    CheckResult(hosts=tuple(hosts), what="all-reduce", state="warning", text=text)
-                )
+                self._findings.append(warning(hosts, "all-reduce", text))
             return
         self._print_line("adding up over all hosts")
         has_gpus = all(self._facts[host].gpus.kind == "cuda" for host in hosts)

@@ -114,7 +114,7 @@ def check_addresses(choices: Mapping[str, AddressChoice]) -> Iterator[CheckResul
         ]
         if named:
             text = f"by {by}: {', '.join(shown)}"
-            yield CheckResult(hosts=tuple(named), what="address", state="ok", text=text)
+            yield ok(named, "address", text)
 
 
 def check_ports(
@@ -138,18 +138,15 @@ def check_ports(
     for (source, target), contact in contacts.items():
         own = addresses.get(source, "")
         if contact.source and own and contact.source != own:
-            yield CheckResult(
-                hosts=(source, target),
-                what="route",
-                state="warning",
-                text=f"{source} goes to {target} from {contact.source}, not from {own} where the "
+            yield warning(
+                (source, target),
+                "route",
+                f"{source} goes to {target} from {contact.source}, not from {own} where the "
                 "others reach it: two networks. Choose one by --interface",
             )
     if contacts and not any(contact.closed_ports for contact in contacts.values()):
         everybody = tuple(dict.fromkeys(name for pair in contacts for name in pair))
-        yield CheckResult(
-            hosts=everybody, what="ports", state="ok", text="open both ways everywhere"
-        )
+        yield ok(everybody, "ports", "open both ways everywhere")
 
 
 def _ports_of(
@@ -163,11 +160,10 @@ def _ports_of(
         contact = incoming[shut[0]]
         everybody = len(shut) == len(incoming) > 1
         who = "none of the others reaches" if everybody else f"{listed(shut)} can't reach"
-        yield CheckResult(
-            hosts=(target,) if everybody else (*shut, target),
-            what="ports",
-            state="fault",
-            text=f"{who} {target} at {address}, {_listed(contact.closed_ports)}: "
+        yield fault(
+            (target,) if everybody else (*shut, target),
+            "ports",
+            f"{who} {target} at {address}, {_listed(contact.closed_ports)}: "
             f"{contact.problem}. Let TCP through between the hosts on all of {low}-{high}, which "
             "Gloo and NCCL use (security group, nft, ufw, firewalld), or choose another network "
             "by --interface",
@@ -176,11 +172,10 @@ def _ports_of(
     half = [s for s, contact in incoming.items() if contact.open_ports and contact.closed_ports]
     if half:
         contact = incoming[half[0]]
-        yield CheckResult(
-            hosts=(*half, target),
-            what="ports",
-            state="fault",
-            text=f"{listed(half)} can reach {target} at {_listed(contact.open_ports)} but not at "
+        yield fault(
+            (*half, target),
+            "ports",
+            f"{listed(half)} can reach {target} at {_listed(contact.open_ports)} but not at "
             f"{_listed(contact.closed_ports)}: {contact.problem}. Gloo and NCCL take any of "
             f"{low}-{high}: let TCP through on all of them, or narrow "
             "net.ipv4.ip_local_port_range to those that are open",
@@ -223,11 +218,10 @@ def check_packets(
             small.setdefault((target, mtu, largest), []).append(source)
     for (target, mtu, largest), sources in small.items():
         shown = f"only those of {largest} do" if largest else "only small ones do"
-        yield CheckResult(
-            hosts=(*sources, target),
-            what="packets",
-            state="warning",
-            text=f"packets of {mtu} bytes from {listed(sources)} don't reach {target}, {shown}: "
+        yield warning(
+            (*sources, target),
+            "packets",
+            f"packets of {mtu} bytes from {listed(sources)} don't reach {target}, {shown}: "
             "something on the way takes smaller ones. Set the MTU of all of them to "
             f"{largest or _SURE_MTU}",
         )

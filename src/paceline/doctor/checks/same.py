@@ -108,7 +108,7 @@ def check_clocks(contacts: Mapping[Pair, Contact], hosts: Sequence[str]) -> Iter
             right.append(host)
     if len(right) == len(hosts):
         text = f"within {_CLOCK_S:g} s of one another"
-        yield CheckResult(hosts=tuple(hosts), what="clock", state="ok", text=text)
+        yield ok(hosts, "clock", text)
 
 
 def _ahead(contacts: Mapping[Pair, Contact], first: str, host: str) -> tuple[float, float] | None:
@@ -139,9 +139,9 @@ def check_files(writer: str, place: str, seen: Mapping[str, bool]) -> Iterator[C
             f"{place} is shared by some hosts only; not by {', '.join(blind)}. Mount it there as "
             "well, or name a place by --run-dir that is shared by all or by none"
         )
-        yield CheckResult(hosts=tuple(blind), what="shared files", state="warning", text=text)
+        yield warning(blind, "shared files", text)
         return
-    yield CheckResult(hosts=everybody, what="shared files", state="ok", text=text)
+    yield ok(everybody, "shared files", text)
 
 
 def check_data(

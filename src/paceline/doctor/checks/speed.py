@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.distributed.environment_check import State
 from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
-from paceline.doctor.check_result import CheckResult
+from paceline.doctor.check_result import CheckResult, fault, ok, warning
 from paceline.doctor.facts import AddressChoice
 from paceline.options.figures import show_bandwidth, show_bytes, show_time, show_whole_percent
 from paceline.options.text import clause
@@ -93,9 +92,9 @@ def _bandwidth(slowest_link: HostLink, hosts: Sequence[str]) -> CheckResult:
         f"{show_bandwidth(rate)}: gradients of 100 MB need {show_time(ring_s)} a step"
     )
     if rate >= _GIGABIT:
-        return CheckResult(hosts=tuple(hosts), what="bandwidth", state="ok", text=text)
+        return ok(hosts, "bandwidth", text)
     text += ". Use a faster network (--interface), or larger batches"
-    return CheckResult(hosts=tuple(hosts), what="bandwidth", state="warning", text=text)
+    return warning(hosts, "bandwidth", text)
 
 
 def _broken(link: HostLink) -> CheckResult:
@@ -106,9 +105,9 @@ def _broken(link: HostLink) -> CheckResult:
             f"({link.problem}): the MTU of both hosts is larger than what lies between them "
             "takes. Lower it on both (ip link set DEVICE mtu 1280), or mend the switch or tunnel"
         )
-        return CheckResult(hosts=pair, what="packets", state="fault", text=text)
+        return fault(pair, "packets", text)
     text = f"from {link.source} to {link.target} nothing could be measured: {link.problem}"
-    return CheckResult(hosts=pair, what="links", state="fault", text=text)
+    return fault(pair, "links", text)
 
 
 def _slow(slow: Slow) -> CheckResult:
@@ -119,7 +118,7 @@ def _slow(slow: Slow) -> CheckResult:
     if slow.times is not None and link.round_trip_s is not None:
         parts.append(f"round-trip {show_time(link.round_trip_s)}, {slow.times:.1f} x the usual")
     text = f"{link.source} to {link.target} is slow ({'; '.join(parts)}): look at what lies between"
-    return CheckResult(hosts=(link.source, link.target), what="links", state="warning", text=text)
+    return warning((link.source, link.target), "links", text)
 
 
 def _many_slow(slow: Sequence[Slow]) -> CheckResult:
@@ -127,7 +126,7 @@ def _many_slow(slow: Sequence[Slow]) -> CheckResult:
     named = dict.fromkeys(name for s in slow for name in (s.link.source, s.link.target))
     shown = ", ".join(f"{each.link.source} to {each.link.target}" for each in worst)
     text = f"{len(slow)} links are much slower than usual ({shown} and others): two racks or zones?"
-    return CheckResult(hosts=tuple(named), what="links", state="warning", text=text)
+    return warning(named, "links", text)
 
 
 def _slow_host(host: str, slow: Sequence[Slow]) -> CheckResult:
@@ -135,11 +134,10 @@ def _slow_host(host: str, slow: Sequence[Slow]) -> CheckResult:
     times = [s.link.round_trip_s or 0.0 for s in slow if s.times is not None]
     shown = [f"{show_bandwidth(min(rates))} at the least"] if rates else []
     shown += [f"round-trip up to {show_time(max(times))}"] if times else []
-    return CheckResult(
-        hosts=(host,),
-        what="links",
-        state="warning",
-        text=f"its links to all the others are slow ({', '.join(shown)}), and all hosts wait for "
+    return warning(
+        host,
+        "links",
+        f"its links to all the others are slow ({', '.join(shown)}), and all hosts wait for "
         "it in every step: look at its cable, switch port, duplex (ethtool) and instance type, or "
         "leave it out",
     )
@@ -153,11 +151,10 @@ def _below_interface(
         speed = choice.interface.speed_bytes_per_s if choice.interface is not None else None
         rates = [k.best_bytes_per_s for k in links if k.source == host and k.best_bytes_per_s]
         if speed is not None and rates and max(rates) < _OF_INTERFACE * speed:
-            yield CheckResult(
-                hosts=(host,),
-                what="links",
-                state="warning",
-                text=f"its interface says {show_bandwidth(speed)}, and it sends "
+            yield warning(
+                host,
+                "links",
+                f"its interface says {show_bandwidth(speed)}, and it sends "
                 f"{show_bandwidth(max(rates))} at best: a slower switch, a limit of the instance "
                 "type, or a busy processor",
             )
@@ -167,20 +164,18 @@ def check_all_reduce(
     reduced: AllReduce, links: Sequence[HostLink], hosts: Sequence[str]
 ) -> CheckResult:
     """Check the all-reduce over all hosts, against the slowest link."""
-
-    def result(state: State, text: str) -> CheckResult:
-        return CheckResult(hosts=tuple(hosts), what="all-reduce", state=state, text=text)
-
     rate = reduced.bus_bytes_per_s
     if rate is None or reduced.seconds is None:
-        return result(
-            "fault",
+        return fault(
+            hosts,
+            "all-reduce",
             f"over {reduced.backend} it failed: {clause(reduced.problem)}. Mend the faults above "
             "first; then see docs/reference/backends.md for what the backend needs",
         )
     if not reduced.is_right:
-        return result(
-            "fault",
+        return fault(
+            hosts,
+            "all-reduce",
             f"over {reduced.backend} its result is wrong: a network card, a GPU or memory damages "
             "data. Take hosts out until it is right; don't train on them",
         )
@@ -194,9 +189,10 @@ def check_all_reduce(
     if reduced.backend == "gloo":
         limit = min(limit, _GLOO_BYTES_PER_S)
     if rate < _SHARE_OF_LINK * limit:
-        return result(
-            "warning",
+        return warning(
+            hosts,
+            "all-reduce",
             f"{text}: less than half of the {show_bandwidth(limit)} that the slowest link carries. "
             "Are the processors busy, or does it take another interface (--interface)?",
         )
-    return result("ok", text)
+    return ok(hosts, "all-reduce", text)

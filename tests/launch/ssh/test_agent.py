@@ -130,12 +130,8 @@ with os.fdopen(int(os.environ["PACELINE_GUARD_FD"]), "w") as said:
         said.write('{"n": %d, "pad": "%s"}\\n' % (n, "x" * 100))
 """,
     )
-    hasty = (
-        "from paceline.launch.ssh import agent as a; a._ORPHAN_S = 0.0; a._BACKLOG = 10; a.main()"
-    )
-    with _guard(("-c", hasty)) as guard:
-        where = {"directory": str(tmp_path), "environment": {"PYTHONPATH": str(tmp_path)}}
-        _say(guard, do="start", id="1", module="paceline.loud", payload={}, **where)
+    with _guard(_starting_from(tmp_path, "a._ORPHAN_S = 0.0; a._BACKLOG = 10")) as guard:
+        _say(guard, do="start", id="1", module="paceline.loud", directory=str(tmp_path))
         until(lambda: (tmp_path / "begun").exists())
         until(lambda: not psutil.Process(guard.pid).children())
         assert guard.stdout is not None
@@ -157,15 +153,21 @@ inner = "import subprocess; subprocess.Popen(['sleep', '600']).wait()"
 subprocess.Popen([sys.executable, "-c", inner], start_new_session=True)
 """,
     )
-    with _guard() as guard:
-        _say(guard, do="start", id="1", module=_ATTEMPT, directory=str(tmp_path))
+    (tmp_path / "paceline" / "waiting.py").write_text("while input(): pass")
+    with _guard(_starting_from(tmp_path)) as guard:
+        _say(guard, do="start", id="1", module="paceline.waiting", directory=str(tmp_path))
         me = psutil.Process(guard.pid)
         until(lambda: bool(me.children()))
         (other,) = me.children()
-        where = {"directory": str(tmp_path), "environment": {"PYTHONPATH": str(tmp_path)}}
-        _say(guard, do="start", id="2", module="paceline.loud", payload={}, **where)
+        _say(guard, do="start", id="2", module="paceline.loud", directory=str(tmp_path))
         assert _hear(guard, "ended")["id"] == "2"
         assert me.children(recursive=True) == [other]
+
+
+def _starting_from(directory: Path, changes: str = "") -> Sequence[str]:
+    """Give a guard that starts modules of the Paceline of `_write_module`."""
+    change = f"import os; os.environ['PYTHONPATH'] = {str(directory)!r}; {changes}"
+    return "-c", f"from paceline.launch.ssh import agent as a; {change}\na.main()"
 
 
 def _write_module(directory: Path, content: str) -> None:

@@ -2,12 +2,12 @@
 
 import hashlib
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from paceline._version import __version__
 from paceline.distributed.system_gpus import driver_version
 from paceline.doctor.facts import SoftwareFacts
-from paceline.launch.ssh.agent import installed_version
 
 _LIBRARIES = ("torch", "numpy", "torchvision")
 _FIRST = 12
@@ -20,7 +20,7 @@ def software_facts() -> SoftwareFacts:
         "Paceline": __version__,
         "Paceline's code": code_hash(_PACKAGE),
         "Python": platform.python_version(),
-        **{library: installed_version(library) for library in _LIBRARIES},
+        **{library: _installed_version(library) for library in _LIBRARIES},
     }
     driver = {} if (known := driver_version()) is None else {"driver": known}
     try:
@@ -28,6 +28,14 @@ def software_facts() -> SoftwareFacts:
     except Exception as error:  # noqa: BLE001  # a broken installation may raise anything
         problem = f"{type(error).__name__}: {error}"
         return SoftwareFacts(versions=versions | driver, torch_problem=problem)
+
+
+def _installed_version(package: str) -> str:
+    """Give a package's version; `none` where it isn't installed. Imports nothing of it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def code_hash(package: Path) -> str:

@@ -28,13 +28,12 @@ class Kubectl:
         """Give the whole command line, for callers that start it themselves."""
         return [*self._command, *arguments]
 
-    def run(self, *arguments: str, content: str | None = None, limit_s: float = _LIMIT_S) -> str:
+    def run(self, *arguments: str, content: str | None = None) -> str:
         """Run a command to its end. Blocks.
 
         Args:
             arguments: The command after `kubectl`.
             content: For its standard input.
-            limit_s: How long it may take.
 
         Returns:
             What it printed.
@@ -49,12 +48,12 @@ class Kubectl:
                 input=content or "",
                 capture_output=True,
                 text=True,
-                timeout=limit_s,
+                timeout=_LIMIT_S,
                 check=False,
                 start_new_session=True,  # Ctrl-C is ours to handle
             )
         except subprocess.TimeoutExpired as error:
-            raise InfrastructureError(f"{called} didn't answer within {limit_s:g} s") from error
+            raise InfrastructureError(f"{called} didn't answer within {_LIMIT_S:g} s") from error
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line and not _LOG.match(line)]
             reason = "\n".join(lines) if lines else f"code {done.returncode}"

@@ -47,13 +47,9 @@ class Submission:
         named: Manifest = {"name": self.name, "labels": self.labels}
         return named | ({"namespace": self.options.namespace} if self.options.namespace else {})
 
-    def command(self, host: str = "") -> list[str]:
-        """Give what each pod runs.
-
-        Args:
-            host: Of rank 0, where no variable says it.
-        """
-        return node_command(self.job, NodeRun(submission=self.id, run_dir=self.run_dir, host=host))
+    def command(self) -> list[str]:
+        """Give what each pod runs."""
+        return node_command(self.job, NodeRun(submission=self.id, run_dir=self.run_dir))
 
 
 def pod_spec(submission: Submission, container: Manifest) -> Manifest:

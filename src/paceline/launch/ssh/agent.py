@@ -6,7 +6,6 @@ ends. It needs neither a server's setting nor a file on the host, and imports no
 
 import json
 import os
-import platform
 import queue
 import re
 import select
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from socket import gethostname
 from typing import IO, final
@@ -67,16 +65,12 @@ class _Child:
         """End `write`."""
         self._inbox.put(None)
 
-    def end(self, grace_s: float) -> None:
-        """End it: SIGTERM, and SIGKILL after `grace_s` seconds."""
+    def end(self) -> None:
+        """Kill it."""
         # The order to end may overtake the start.
         self.tried.wait()
         if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+            self.process.kill()
 
 
 @final
@@ -173,8 +167,7 @@ class Agent:
         if message["do"] == "say":
             child.send(message.get("message"))
         elif message["do"] == "end":
-            grace_s = float(str(message.get("grace_s", 0.0)))
-            threading.Thread(target=child.end, args=(grace_s,), daemon=True).start()
+            threading.Thread(target=child.end, daemon=True).start()
 
     def _follow(self, name: str, child: _Child, message: Message) -> None:
         """Start a process; relay its messages, its output and its exit code to the launcher."""
@@ -189,9 +182,8 @@ class Agent:
         self._children.pop(name, None)
 
     def _started(self, child: _Child, message: Message, writing: int) -> subprocess.Popen[bytes]:
-        module, variables = str(message.get("module")), message.get("environment")
+        module = str(message.get("module"))
         own = {DESCRIPTOR_VARIABLE: str(writing), PARENT_VARIABLE: str(os.getpid())}
-        extra = dict(variables) if isinstance(variables, dict) else {}
         try:
             if not _MODULE.fullmatch(module):
                 raise ValueError(f"{module!r} is no part of Paceline")
@@ -203,7 +195,7 @@ class Agent:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd=directory,
-                    env={**os.environ, **extra, **own},
+                    env={**os.environ, **own},
                     pass_fds=(writing,),
                     start_new_session=True,
                 )
@@ -299,21 +291,9 @@ def _introduction(message: Message) -> Message:
     return {
         "is": "ready",
         "nonce": message.get("nonce"),
-        "host": gethostname(),
         "paceline": __version__,
-        "python": platform.python_version(),
-        "torch": installed_version("torch"),
-        "executable": sys.executable,
         "ssh_address": ssh_address(os.environ),
     }
-
-
-def installed_version(package: str) -> str:
-    """Give a package's version; `none` where it isn't installed. Imports nothing of it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def ssh_address(environment: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -60,9 +60,9 @@ class RemoteProcess:
         """Send a message; dropped silently where the host is lost."""
         self.connection.send({"do": "say", "id": self._name, "message": message})
 
-    def end(self, grace_s: float = 0.0) -> None:
-        """Have it ended: SIGTERM, and SIGKILL to all it has started after `grace_s` seconds."""
-        self.connection.send({"do": "end", "id": self._name, "grace_s": grace_s})
+    def end(self) -> None:
+        """Have it killed, with all that it has started."""
+        self.connection.send({"do": "end", "id": self._name})
 
     def messages(self, timeout_s: float) -> Iterator[Message]:
         """Iterate over its messages until it ends; needs an inbox of its own.
@@ -96,14 +96,10 @@ class RemoteProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentInfo:
-    """A host agent's first message: what is installed there, and its address."""
+    """A host agent's first message."""
 
-    host: str
-    """Its own name for itself."""
     paceline: str
-    python: str
-    torch: str
-    executable: str
+    """The version that is installed there."""
     ssh_address: str
     """Its address at which ssh came in; may be empty."""
 
@@ -201,7 +197,6 @@ class Connection:
         self,
         module: str,
         payload: Message,
-        environment: Mapping[str, str] | None = None,
         inbox: "queue.SimpleQueue[Event] | None" = None,
     ) -> RemoteProcess:
         """Start `python -m MODULE` on the host.
@@ -209,7 +204,6 @@ class Connection:
         Args:
             module: One of Paceline's that begins with `child.payload()`.
             payload: What that gives.
-            environment: Variables to set. No secrets: other users can list them.
             inbox: Where its events go; None: one of its own.
         """
         # Registered before it is sent: the answer may come at once.
@@ -225,7 +219,6 @@ class Connection:
                 "module": module,
                 "payload": payload,
                 "directory": self.host.directory,
-                "environment": dict(environment or {}),
             }
         )
         # Lost in between: `_lose` may have reported before this one was registered.

@@ -3,27 +3,15 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from paceline.launch.errors.failures import FailureKind, WorkerFailure
+from paceline.launch.heartbeat import Reading
 from paceline.launch.watchdog.hang_detector import HangLimits
 
 STOP_S = 3.5
 """From a request to stop until workers are killed, at least."""
 MAX_STOP_S = 120.0
 """And at most, however long steps and snapshots take."""
-
-
-class StoppingWorker(Protocol):
-    """What is seen of a worker that was asked to stop."""
-
-    @property
-    def operation(self) -> str:
-        """What it does."""
-
-    @property
-    def stop_s(self) -> float:
-        """How long it takes to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +21,11 @@ class StopGrace:
     least_s: float = STOP_S
     most_s: float = MAX_STOP_S
 
-    def for_workers(self, workers: Iterable[StoppingWorker], *, is_late: bool = False) -> float:
+    def for_workers(self, workers: Iterable[Reading], *, is_late: bool = False) -> float:
         """Compute it from what the workers need.
 
         Args:
-            workers: All of them.
+            workers: What each of them tells of itself.
             is_late: Whether what this gave before is over: one that is writing a snapshot by then
                 has all the time that there is.
         """

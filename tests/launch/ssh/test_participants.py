@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +10,7 @@ import pytest
 from paceline.launch.processes import PEERS_S
 from paceline.launch.restart_policy import StopGrace, stopping_line
 from paceline.launch.ssh.participants import GracefulShutdown, Participant, StopState
-from tests.launch.watchdog.states import IN_STEP
+from tests.launch.watchdog.states import IN_STEP, changed
 
 
 class Host:
@@ -44,13 +43,13 @@ def test_hosts_whose_workers_need_longer_to_stop_are_waited_for(
     now_s, said = 100.0, list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     host, shutdown, stop = Host(), GracefulShutdown(), StopState(said.append)
-    members, workers = [cast(Participant, host)], [replace(IN_STEP, stop_s=30.0)]
+    members, workers = [cast(Participant, host)], [changed(IN_STEP, lap_s=14.0)]
     stop.request_stop(now_s, StopGrace(least_s=3.5, most_s=60.0))
     shutdown.advance(members, stop, failed=False, workers=workers)
     assert said == [stopping_line(30.0)]
     # When that is over, one writes its snapshot.
     now_s += 30.0 + PEERS_S
-    workers = [replace(IN_STEP, operation="snapshot")]
+    workers = [changed(IN_STEP, operation="snapshot")]
     shutdown.advance(members, stop, failed=False, workers=workers)
     assert said[1:] == [stopping_line(30.0, is_late=True)]
     assert host.sent == [{"stop": True}]

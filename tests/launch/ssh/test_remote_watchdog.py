@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,10 @@ from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.launch.watchdog.stragglers import read_live
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.results.run_directory import RunDirectory
-from tests.launch.watchdog.states import IN_STEP
+from tests.launch.watchdog.states import IN_STEP, changed
 
 HOSTS = {"a", "b"}
-BEHIND = replace(IN_STEP, rank=1, collectives=79, collective="", operation="data")
+BEHIND = changed(IN_STEP, rank=1, collectives=79, collective="", operation="data")
 
 
 class Launcher:
@@ -36,7 +36,7 @@ class Launcher:
     def look(self, **states: WorkerState) -> list[int] | None:
         """Report states, and give the ranks that the training has failed by."""
         for host, state in states.items():
-            self.watchdog.receive(host, {"states": [state.to_json()]})
+            self.watchdog.receive(host, {"states": [asdict(state)]})
         self.now_s += 2.0
         failures = self.watchdog.advance(HOSTS, self.request)
         return None if failures is None else [failure.rank for failure in failures]
@@ -74,7 +74,7 @@ def test_a_host_that_doesnt_answer_isnt_waited_for_long(launcher: Launcher) -> N
 
 def test_a_training_that_has_gone_on_meanwhile_goes_on(launcher: Launcher) -> None:
     assert launcher.look(a=IN_STEP, b=BEHIND) is None
-    assert launcher.look(b=replace(BEHIND, step_age_s=0.0)) is None
+    assert launcher.look(b=changed(BEHIND, step_age_s=0.0)) is None
     launcher.answer(a={"0": "of a"}, b={"1": "of b"})
     assert launcher.look(b=BEHIND) is None  # another hang, perhaps: what was answered is of before
     assert launcher.requests == 2
@@ -82,9 +82,9 @@ def test_a_training_that_has_gone_on_meanwhile_goes_on(launcher: Launcher) -> No
 
 
 def test_speeds_are_published_until_the_end(launcher: Launcher) -> None:
-    quick = replace(IN_STEP, step_age_s=0.0)
+    quick = changed(IN_STEP, step_age_s=0.0)
     for steps in (10, 20):
-        launcher.look(a=replace(quick, steps=steps), b=replace(quick, rank=1, steps=steps))
+        launcher.look(a=changed(quick, steps=steps), b=changed(quick, rank=1, steps=steps))
     assert [(speed.rank, speed.host) for speed in read_live(launcher.run.logs)] == [
         (0, "a"),
         (1, "b"),

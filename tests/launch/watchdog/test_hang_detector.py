@@ -1,12 +1,11 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from paceline.launch.heartbeat import DEVICE_WAIT
 from paceline.launch.watchdog.hang_detector import HangLimits, detect_hang
 from paceline.launch.watchdog.worker_state import WorkerState
-from tests.launch.watchdog.states import IN_STEP
+from tests.launch.watchdog.states import IN_STEP, changed
 
 LIMITS = HangLimits()
 # What a host looks like that waits for its GPU: it spins, and is in no collective of its own.
@@ -15,8 +14,8 @@ ON_GPU = {"operation": DEVICE_WAIT, "busy": 1.0, "collective": ""}
 
 def three(**second: object) -> list[WorkerState]:
     """Three workers; the one in the middle is different."""
-    states = [replace(IN_STEP, rank=rank) for rank in range(3)]
-    return [states[0], replace(states[1], **second), states[2]]  # type: ignore[arg-type]
+    states = [changed(IN_STEP, rank=rank) for rank in range(3)]
+    return [states[0], changed(states[1], **second), states[2]]
 
 
 BEHIND = three(collectives=79, collective="")
@@ -46,8 +45,8 @@ def test_who_is_missing(states: Sequence[WorkerState], reason: str) -> None:
 
 def on_gpus(**second: object) -> list[WorkerState]:
     """Three workers whose hosts wait for their GPUs; the one in the middle is different."""
-    states = [replace(IN_STEP, rank=rank, **ON_GPU) for rank in range(3)]  # type: ignore[arg-type]
-    return [states[0], replace(states[1], **second), states[2]]  # type: ignore[arg-type]
+    states = [changed(IN_STEP, rank=rank, **ON_GPU) for rank in range(3)]
+    return [states[0], changed(states[1], **second), states[2]]
 
 
 @pytest.mark.parametrize(
@@ -67,17 +66,17 @@ def test_a_host_that_waits_for_its_gpu_is_not_busy(
     assert hang is not None
     assert (hang.missing, hang.quiet_s) == (missing, 31.0)
     assert reason in hang.reason
-    early = [replace(state, steps=0, age_s=269.0) for state in states]
+    early = [changed(state, steps=0, age_s=269.0) for state in states]
     assert detect_hang(early, LIMITS) is None
-    assert detect_hang([replace(state, age_s=271.0) for state in early], LIMITS) is not None
+    assert detect_hang([changed(state, age_s=271.0) for state in early], LIMITS) is not None
 
 
 def test_of_two_in_different_collectives_the_further_one_has_left_one_out() -> None:
-    ahead = replace(IN_STEP, rank=0, step=41)
-    hang = detect_hang([ahead, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
+    ahead = changed(IN_STEP, rank=0, step=41)
+    hang = detect_hang([ahead, changed(IN_STEP, rank=1, collective="all-gather")], LIMITS)
     assert hang is not None
     assert hang.missing == (0,)
-    hang = detect_hang([IN_STEP, replace(IN_STEP, rank=1, collective="all-gather")], LIMITS)
+    hang = detect_hang([IN_STEP, changed(IN_STEP, rank=1, collective="all-gather")], LIMITS)
     assert hang is not None
     assert hang.missing == (0, 1)  # nothing shows which of them is wrong
 
@@ -93,10 +92,10 @@ def test_nobody_is_missing_where_all_wait_for_each_other() -> None:
     ("states", "limit_s"),
     [
         (BEHIND, 30.0),
-        ([replace(state, median_step_s=9.0) for state in BEHIND], 90.0),  # ten usual steps
-        ([replace(state, busy=1.0, collective="") for state in three()], 300.0),  # all compute
-        ([replace(IN_STEP, collective="")], 300.0),  # one worker waits for nobody
-        ([replace(state, steps=0) for state in BEHIND], 270.0),  # before the first step
+        ([changed(state, median_step_s=9.0) for state in BEHIND], 90.0),  # ten usual steps
+        ([changed(state, busy=1.0, collective="") for state in three()], 300.0),  # all compute
+        ([changed(IN_STEP, collective="")], 300.0),  # one worker waits for nobody
+        ([changed(state, steps=0) for state in BEHIND], 270.0),  # before the first step
         (ELSEWHERE, 10.0),  # in different collectives, which can't end
         (three(operation="evaluate", collective="all-gather"), 10.0),
         (three(operation="evaluate", collectives=79, collective=""), 270.0),
@@ -106,7 +105,7 @@ def test_nobody_is_missing_where_all_wait_for_each_other() -> None:
 )
 def test_how_long_is_too_long(states: Sequence[WorkerState], limit_s: float) -> None:
     def after(seconds: float) -> Sequence[WorkerState]:
-        return [replace(state, step_age_s=seconds, age_s=seconds) for state in states]
+        return [changed(state, step_age_s=seconds, age_s=seconds) for state in states]
 
     assert detect_hang(after(limit_s - 1), LIMITS) is None
     assert detect_hang(after(limit_s + 1), LIMITS) is not None
@@ -115,7 +114,7 @@ def test_how_long_is_too_long(states: Sequence[WorkerState], limit_s: float) -> 
 def test_where_nobody_waits_a_long_evaluation_or_first_step_may_last_for_ever() -> None:
     for operation, steps in (("evaluate", 39), ("step", 0), ("restore", 0)):
         states = [
-            replace(s, collective="", operation=operation, steps=steps, age_s=1e6, step_age_s=1e6)
+            changed(s, collective="", operation=operation, steps=steps, age_s=1e6, step_age_s=1e6)
             for s in three()
         ]
         assert detect_hang(states, LIMITS) is None
@@ -132,18 +131,18 @@ def test_a_worker_that_is_gone_or_debugged_is_no_hang(process: str) -> None:
 
 def test_unseen_workers_double_the_limit() -> None:
     assert detect_hang(BEHIND, LIMITS, unseen=1) is None
-    older = [replace(state, step_age_s=61.0) for state in BEHIND]
+    older = [changed(state, step_age_s=61.0) for state in BEHIND]
     assert detect_hang(older, LIMITS, unseen=1) is not None
 
 
 def test_a_hang_is_found_before_those_that_wait_give_up() -> None:
-    states = [replace(state, step_age_s=19.0, median_step_s=9.0) for state in BEHIND]
+    states = [changed(state, step_age_s=19.0, median_step_s=9.0) for state in BEHIND]
     assert detect_hang(states, HangLimits(timeout_s=20.0)) is not None
     assert detect_hang(states, HangLimits(timeout_s=40.0)) is None
 
 
 def test_the_limits_are_options() -> None:
     assert detect_hang(BEHIND, HangLimits(least_s=32.0)) is None
-    states = [replace(state, step_age_s=2.0) for state in BEHIND]
+    states = [changed(state, step_age_s=2.0) for state in BEHIND]
     assert detect_hang(states, HangLimits(least_s=1.0)) is not None
     assert detect_hang([], LIMITS) is None

@@ -3,13 +3,13 @@ from dataclasses import replace
 from paceline.launch.errors.failures import WorkerFailure, one_line, root_cause
 from paceline.launch.watchdog.hang_detector import Hang
 from paceline.launch.watchdog.report import all_stacks, failures_of, render
-from tests.launch.watchdog.states import IN_STEP
+from tests.launch.watchdog.states import IN_STEP, changed
 
 _HANG = Hang(missing=(1,), quiet_s=31.0, usual_s=0.1, reason="behind the others")
 _STATES = [
     IN_STEP,
-    replace(IN_STEP, rank=1, host="node1", collectives=79, collective="", operation="data"),
-    replace(IN_STEP, rank=2, process="stopped"),
+    changed(IN_STEP, rank=1, host="node1", collectives=79, collective="", operation="data"),
+    changed(IN_STEP, rank=2, process="stopped"),
 ]
 _WAITS = 'Thread 0x0a (most recent call first):\n  File "/me/a.py", line 4 in wait'
 _READS = 'Thread 0x0a (most recent call first):\n  File "/me/b.py", line 9 in read'

@@ -17,7 +17,7 @@ from paceline.launch.watchdog.stragglers import (
 )
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.options.text import above_progress
-from tests.launch.watchdog.states import IN_STEP
+from tests.launch.watchdog.states import IN_STEP, changed
 
 _FAST = WorkerSpeed(
     rank=0,
@@ -34,7 +34,7 @@ _FAST = WorkerSpeed(
 def seen(rank: int, looks: int, *, waiting: float, data: float) -> WorkerState:
     """A worker after so many looks, ten steps of 0.1 s each."""
     steps = 10 * looks
-    return replace(
+    return changed(
         IN_STEP,
         rank=rank,
         steps=steps,
@@ -83,7 +83,7 @@ def test_nobody_is_named_where_now_this_worker_is_slow_and_now_that(turn: int) -
     for looks in range(1, 200):
         now = looks // turn % 2
         waited[1 - now] += 10 * 0.07  # the other one waits for it, ten steps long
-        states = [replace(seen(r, looks, waiting=0, data=0), waiting_s=waited[r]) for r in slow]
+        states = [changed(seen(r, looks, waiting=0, data=0), waiting_s=waited[r]) for r in slow]
         found = speeds.update(states)
         assert speeds.stragglers(found) == []
         if looks > 11:
@@ -94,7 +94,7 @@ def test_nobody_is_named_where_now_this_worker_is_slow_and_now_that(turn: int) -
 def test_parts_never_exceed_a_step() -> None:
     speeds = Speeds()
     speeds.update([seen(0, 1, waiting=0.0, data=0.0)])
-    (speed,) = speeds.update([replace(seen(0, 2, waiting=0.0, data=0.0), waiting_s=90.0)])
+    (speed,) = speeds.update([changed(seen(0, 2, waiting=0.0, data=0.0), waiting_s=90.0)])
     assert speed.waiting_s == pytest.approx(0.1)
     assert speed.compute_s == 0.0
 

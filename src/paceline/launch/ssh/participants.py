@@ -136,9 +136,11 @@ class GracefulShutdown:
         before_s, grace = self._grace_s, stop.grace
         allowed_s = grace.most_s
         if workers is not None:
-            allowed_s = grace.for_workers(workers, is_late=is_late)
+            allowed_s = grace.for_workers((w.reading for w in workers), is_late=is_late)
         self._grace_s = max(before_s, allowed_s + PEERS_S)
-        if self._grace_s > before_s and any(worker.step is not None for worker in workers or ()):
+        if self._grace_s > before_s and any(
+            worker.reading.step is not None for worker in workers or ()
+        ):
             left_s = self._grace_s - before_s if is_late else allowed_s
             stop.print_line(stopping_line(left_s, is_late=is_late))
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import final
 
@@ -20,6 +20,7 @@ from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.launch.watchdog.stack_dump import collect_stacks
 from paceline.launch.watchdog.worker_poller import WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import RunDirectory
 
 _STACKS_S = 8.0
@@ -45,7 +46,7 @@ class StateReporter:
         def report() -> bool:
             """Send the states, and the stacks where they were requested; never the last time."""
             states = poller.poll()
-            agent_io.send({"states": [state.to_json() for state in states]})
+            agent_io.send({"states": list(map(asdict, states))})
             if self._requested.is_set():
                 self._requested.clear()
                 stacks = collect_stacks(states, self._log_dir)
@@ -84,7 +85,7 @@ class RemoteWatchdog:
         """Store what a host has reported: states, or stacks."""
         states, stacks = message.get("states"), message.get("stacks")
         if isinstance(states, list):
-            reported = [WorkerState.from_json(state) for state in states]
+            reported = [read_dataclass(WorkerState, state, strict=True) for state in states]
             self._states[host] = [replace(state, host=host) for state in reported]
         if isinstance(stacks, Mapping):
             self._stacks |= {int(rank): str(text) for rank, text in stacks.items()}

@@ -73,7 +73,7 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
     if not states or gone:
         return None  # ends by itself, or is in the hands of a person
     # All are within steps: the limit comes from their usual step, and who is behind is missing.
-    stepping = all(state.operation in STEPPING and state.steps for state in states)
+    stepping = all(state.reading.operation in STEPPING and state.reading.steps for state in states)
     if stepping:
         quiet_s, limit_s = min(s.step_age_s for s in states), limits.of_step(states)
         missing, reason = find_missing(states)
@@ -83,7 +83,9 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
     else:
         # Elsewhere no step is due: only waiting in a collective counts, by its own timeout, and
         # waiting for a GPU, which may be in one.
-        waiting = [s.age_s for s in states if s.collective or s.operation == DEVICE_WAIT]
+        waiting = [
+            s.age_s for s in states if s.reading.collective or s.reading.operation == DEVICE_WAIT
+        ]
         quiet_s, limit_s = max(waiting, default=0.0), limits.of_waiting
         missing, reason = find_missing(states)
         reason = reason or "a worker waits for the others"
@@ -130,11 +132,11 @@ def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
             "one worker alone has no s.step(...) for a batch, or calls s.evaluate(...)"
         )
     # then progress: whoever has begun fewer collectives keeps the others waiting;
-    places = {state.rank: (state.collectives, state.step or 0) for state in states}
+    places = {state.rank: (state.reading.collectives, state.reading.step or 0) for state in states}
     least = min(places.values())
     behind = tuple(sorted(rank for rank, place in places.items() if place == least))
     if len(behind) < len(states):
-        if all(state.operation == DEVICE_WAIT for state in states if state.rank in behind):
+        if all(state.reading.operation == DEVICE_WAIT for state in states if state.rank in behind):
             return behind, "behind the others, waiting for its GPU, on which something doesn't end"
         return behind, "behind the others"
     return _find_among_equals(states)
@@ -143,7 +145,7 @@ def find_missing(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
 def _find_among_equals(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], str]:
     """Find who is missing where all are at the same place."""
     # Waiting for GPUs: on each of them is the same kernel or collective;
-    on_device = _ranks(state for state in states if state.operation == DEVICE_WAIT)
+    on_device = _ranks(state for state in states if state.reading.operation == DEVICE_WAIT)
     if len(on_device) == len(states):
         return (), "all wait for their GPUs: a kernel or a collective on them doesn't end"
     # then CPU time: some compute while the others wait;
@@ -153,23 +155,25 @@ def _find_among_equals(states: Sequence[WorkerState]) -> tuple[tuple[int, ...], 
     if busy and len(busy) + len(idle) == len(states) and idle:
         return busy, "computing without an end while the others wait"
     # and at last, with all idle in the same collective, the network between them.
-    if all(state.collective for state in states) and len(idle) == len(states) > 1:
+    if all(state.reading.collective for state in states) and len(idle) == len(states) > 1:
         return (), "all wait in the same collective: the connection between them may be lost"
     return (), ""
 
 
 def _elsewhere(states: Sequence[WorkerState]) -> tuple[int, ...] | None:
     """Find those that are in another collective than most, though all have begun equally many."""
-    inside = Counter((state.step or 0, state.collective) for state in states)
-    if len(inside) == 1 or len({state.collectives for state in states}) > 1:
+    inside = Counter((state.reading.step or 0, state.reading.collective) for state in states)
+    if len(inside) == 1 or len({state.reading.collectives for state in states}) > 1:
         return None
-    if not all(state.collective for state in states):
+    if not all(state.reading.collective for state in states):
         return None
     # Of as many here as there those stand out that are further: they have left one out. Where
     # nobody stands out, everybody does.
     order = {place: (number, -place[0]) for place, number in inside.items()}
     rare = [place for place in inside if order[place] == min(order.values())]
-    return _ranks(state for state in states if (state.step or 0, state.collective) in rare)
+    return _ranks(
+        state for state in states if (state.reading.step or 0, state.reading.collective) in rare
+    )
 
 
 def _ranks(states: Iterable[WorkerState]) -> tuple[int, ...]:

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from paceline.files import read_json_object
 from paceline.launch.watchdog.worker_state import WorkerState
+from paceline.options.fields import read_dataclass
 
 _STALE_POLLS = 5
 
@@ -41,14 +42,13 @@ class PeerStatus:
             stacks: By rank, once the training hangs.
         """
         self._sequence += 1
-        status = _Status(
-            self._attempt, self._sequence, list(states), None if stacks is None else dict(stacks)
-        )
+        named = None if stacks is None else {str(rank): text for rank, text in stacks.items()}
+        status = _Status(self._attempt, self._sequence, tuple(states), named)
         path = self._path
         temporary = path.with_name(f"{path.name}.new")
         with suppress(OSError):
             # Renamed into place: a reader never sees half of it.
-            temporary.write_text(json.dumps(status.to_json()))
+            temporary.write_text(json.dumps(asdict(status)))
             temporary.replace(path)
 
     def read(self) -> tuple[list[WorkerState], dict[int, str], bool]:
@@ -64,7 +64,7 @@ class PeerStatus:
             status = None if path == self._path else self._read(path)
             if status is not None:
                 states += status.states
-                stacks |= status.stacks or {}
+                stacks |= {int(rank): text for rank, text in (status.stacks or {}).items()}
                 complete = complete and status.stacks is not None
         return states, stacks, complete
 
@@ -79,8 +79,8 @@ class PeerStatus:
 
     def _read(self, path: Path) -> "_Status | None":
         try:
-            status = _Status.from_json(read_json_object(path))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            status = read_dataclass(_Status, read_json_object(path), strict=True)
+        except (OSError, ValueError):
             return None
         if status.attempt != self._attempt:
             return None
@@ -100,29 +100,6 @@ class _Status:
 
     attempt: int
     sequence: int
-    states: list[WorkerState]
-    stacks: dict[int, str] | None
-
-    def to_json(self) -> dict[str, object]:
-        """Give the file's content."""
-        return {
-            "attempt": self.attempt,
-            "sequence": self.sequence,
-            "states": [state.to_json() for state in self.states],
-            "stacks": self.stacks,
-        }
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> "_Status":
-        """Read it from the file's content.
-
-        Raises:
-            KeyError, TypeError, ValueError: It isn't what `to_json` has written.
-        """
-        stacks = content["stacks"]
-        return _Status(
-            int(content["attempt"]),
-            int(content["sequence"]),
-            [WorkerState.from_json(state) for state in content["states"]],
-            None if stacks is None else {int(rank): str(text) for rank, text in stacks.items()},
-        )
+    states: tuple[WorkerState, ...]
+    stacks: Mapping[str, str] | None
+    """By rank."""

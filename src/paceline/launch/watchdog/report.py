@@ -54,12 +54,12 @@ def write_report(
 
 def describe(state: WorkerState) -> str:
     """Say who a worker is, and what it was doing."""
-    step = "before its first step" if state.step is None else f"step {state.step}"
-    number = f"collective {state.collectives}"
-    if state.collective:
-        doing = f"in {number} ({state.collective})"
+    step = "before its first step" if state.reading.step is None else f"step {state.reading.step}"
+    number = f"collective {state.reading.collectives}"
+    if state.reading.collective:
+        doing = f"in {number} ({state.reading.collective})"
     else:
-        doing = f"in {state.operation or 'no operation'}, after {number}"
+        doing = f"in {state.reading.operation or 'no operation'}, after {number}"
     return f"{state.name}: {step}, {doing}"
 
 
@@ -78,14 +78,14 @@ def failures_of(
         WorkerFailure(
             rank=state.rank,
             host=state.host,
-            step=state.step,
+            step=state.reading.step,
             exit_code=None,
             signal_name=None,
             kind="job" if hang.is_mismatch else "infrastructure",
             error_type="",
             message=f"the training hangs: {_summary(hang, state)}",
             traceback=without_launcher(stacks.get(state.rank, "")),
-            operation=state.collective or state.operation,
+            operation=state.reading.collective or state.reading.operation,
             is_hang=True,
         )
         for state in states
@@ -106,7 +106,7 @@ def _summary(hang: Hang, state: WorkerState) -> str:
 
 
 def _number(state: WorkerState) -> str:
-    return f"{'in' if state.collective else 'after'} collective {state.collectives}"
+    return f"{'in' if state.reading.collective else 'after'} collective {state.reading.collectives}"
 
 
 def _where(state: WorkerState, stacks: Mapping[int, str]) -> str:

@@ -15,7 +15,7 @@ from typing import Literal, final
 
 from paceline.files import read_json
 from paceline.launch.watchdog.worker_state import WorkerState
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.options.figures import show_time
 
 _POLLS = 10
@@ -53,19 +53,6 @@ class WorkerSpeed:
     def own_s(self) -> float:
         """The time that this worker would need without the others."""
         return self.compute_s + self.data_s
-
-    def to_json(self) -> dict[str, object]:
-        """Give the fields as a JSON object."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(content: object) -> "WorkerSpeed":
-        """Read what `to_json` gave.
-
-        Raises:
-            ValueError: It isn't a worker's speed.
-        """
-        return WorkerSpeed(**check_types(WorkerSpeed, content))
 
 
 @dataclass(frozen=True)
@@ -114,7 +101,7 @@ class Speeds:
         for state in states:
             # Sums over the whole window: differences of two polls would be coarse.
             first = next((seen[state.rank] for seen in self._seen if state.rank in seen), state)
-            if state.steps > first.steps and state.step is not None:
+            if state.reading.steps > first.reading.steps and state.reading.step is not None:
                 speeds.append(_speed(first, state))
         return sorted(speeds, key=lambda speed: (-speed.own_s, speed.rank))
 
@@ -137,7 +124,9 @@ class Speeds:
         if len(self._seen) <= _POLLS:
             return False
         first, last = self._seen[0], self._seen[-1]
-        counted = [last[rank].steps - first[rank].steps for rank in last if rank in first]
+        counted = [
+            last[rank].reading.steps - first[rank].reading.steps for rank in last if rank in first
+        ]
         return min(counted, default=0) >= _MIN_STEPS
 
     def _is_due(self, rank: int) -> bool:
@@ -167,16 +156,17 @@ def find_stragglers(speeds: Sequence[WorkerSpeed]) -> list[Straggler]:
 
 
 def _speed(first: WorkerState, last: WorkerState) -> WorkerSpeed:
-    steps = last.steps - first.steps
-    step_s = max(0.0, last.total_s - first.total_s) / steps
-    data_s = min(step_s, (last.data_s - first.data_s) / steps)
+    before, after = first.reading, last.reading
+    steps = after.steps - before.steps
+    step_s = max(0.0, after.total_s - before.total_s) / steps
+    data_s = min(step_s, (after.data_s - before.data_s) / steps)
     # One step in each half second stands for the others: it may have waited longer than they.
-    waiting_s = min(step_s - data_s, (last.waiting_s - first.waiting_s) / steps)
+    waiting_s = min(step_s - data_s, (after.waiting_s - before.waiting_s) / steps)
     return WorkerSpeed(
         rank=last.rank,
         host=last.host,
-        step=last.step or 0,
-        doing=last.operation,
+        step=after.step or 0,
+        doing=after.operation,
         step_s=step_s,
         compute_s=step_s - data_s - waiting_s,
         waiting_s=waiting_s,
@@ -193,7 +183,7 @@ def write_live(path: Path, speeds: Sequence[WorkerSpeed]) -> None:
     """Write the speeds: a reader sees all or those before. A full disk is no matter."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):  # not synced: after a power cut nobody asks for it
-        temporary.write_text(json.dumps([speed.to_json() for speed in speeds]))
+        temporary.write_text(json.dumps(list(map(asdict, speeds))))
         temporary.replace(path)
 
 
@@ -211,6 +201,6 @@ def read_live(log_dir: Path) -> list[WorkerSpeed]:
         with suppress(OSError, ValueError):
             speeds = read_json(path)
             for content in speeds if isinstance(speeds, list) else []:
-                speed = WorkerSpeed.from_json(content)
+                speed = read_dataclass(WorkerSpeed, content, strict=True)
                 latest[speed.rank] = speed
     return sorted(latest.values(), key=lambda speed: (-speed.own_s, speed.rank))

@@ -68,25 +68,16 @@ class WorkerPoller:
         worker = self._workers[rank]
         _follow(worker, read_note(worker.path), elapsed_s)
         _update_cpu_time(worker, elapsed_s)
-        reading = worker.reading
         return WorkerState(
             rank=rank,
             host=self._host,
             pid=self.pids[rank],
             process=process_state(worker.process),
             busy=worker.busy,
-            step=reading.step,
-            operation=reading.operation,
-            collectives=reading.collectives,
-            collective=reading.collective,
+            reading=worker.reading,
             step_age_s=worker.step_age_s,
             age_s=worker.age_s,
             median_step_s=median(worker.paces) if worker.paces else None,
-            steps=reading.steps,
-            total_s=reading.total_s,
-            data_s=reading.data_s,
-            waiting_s=reading.waiting_s,
-            stop_s=reading.stop_s,
         )
 
 

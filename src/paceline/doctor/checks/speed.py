@@ -1,7 +1,7 @@
 """How fast the links between hosts are, and the all-reduce over all of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from paceline.doctor.bandwidth import HostLink, Slow, slow_hosts, slow_links, slowest
 from paceline.doctor.check_result import CheckResult, fault, ok, warning
@@ -42,15 +42,7 @@ class AllReduce:
 
     def to_json(self) -> dict[str, object]:
         """Give it as JSON."""
-        return {
-            "hosts": self.hosts,
-            "backend": self.backend,
-            "size_bytes": self.size_bytes,
-            "seconds": self.seconds,
-            "bus_bytes_per_s": self.bus_bytes_per_s,
-            "is_right": self.is_right,
-            "problem": self.problem,
-        }
+        return asdict(self) | {"bus_bytes_per_s": self.bus_bytes_per_s}
 
 
 def size_to_reduce(links: Sequence[HostLink]) -> int:

@@ -62,6 +62,18 @@ def forget_failures(log_dir: Path) -> None:
         stale.unlink(missing_ok=True)
 
 
+def set_aside(log_dir: Path, prefix: str) -> None:
+    """Rename the records, so that they don't speak for what is started next.
+
+    Args:
+        log_dir: Where they are.
+        prefix: Of their new names, such as `attempt-0`.
+    """
+    for path in log_dir.glob(_RECORDS):
+        with suppress(FileNotFoundError):  # another node may do the same
+            path.rename(path.with_name(f"{prefix}-{path.name}"))
+
+
 def kind_of(error: BaseException) -> FailureKind:
     """Decide who is at fault for an exception: only an infrastructure failure is worth a retry."""
     return _kind_of(error, _of_device(error, _with_cause(error)))
@@ -131,7 +143,6 @@ def describe(error: BaseException, rank: int) -> WorkerFailure:
         host=socket.gethostname(),
         step=note.step,
         exit_code=int(exit_code_of(kind)),
-        signal_name=None,
         kind=kind,
         error_type=type(error).__name__,
         message=text,

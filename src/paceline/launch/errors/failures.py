@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from paceline.launch.errors.device_errors import device_error
 from paceline.launch.errors.mismatch import (
@@ -15,7 +15,7 @@ from paceline.launch.errors.mismatch import (
     is_mismatch,
 )
 from paceline.launch.errors.python_stacks import main_thread, without_launcher
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
@@ -43,18 +43,18 @@ class WorkerFailure:
 
     rank: int
     host: str
-    step: int | None
+    step: int | None = None
     """The step it was in, where it got that far."""
-    exit_code: int | None
-    signal_name: str | None
+    exit_code: int | None = None
+    signal_name: str | None = None
     """The signal that ended it, such as SIGKILL."""
     kind: FailureKind
-    error_type: str
+    error_type: str = ""
     """Name of the exception's type; empty where a signal ended the worker."""
     message: str
-    traceback: str
+    traceback: str = ""
     """The whole traceback; for a crash, what the fault handler wrote."""
-    operation: str
+    operation: str = ""
     """What it was doing, such as `backward`; empty where unknown."""
     time_s: float | None = None
     """When, in seconds since the epoch by that host's clock."""
@@ -74,10 +74,8 @@ class WorkerFailure:
         Raises:
             ValueError: It isn't a failure record.
         """
-        if not isinstance(content, dict) or content.get("kind") not in get_args(FailureKind):
-            raise ValueError("not a failure record")
         try:
-            return WorkerFailure(**check_types(WorkerFailure, content))
+            return read_dataclass(WorkerFailure, content, strict=True)
         except ValueError as error:
             raise ValueError(f"not a failure record: {error}") from error
 
@@ -233,7 +231,6 @@ def silent_failure(
         signal_name=name,
         # Nothing outside of the process makes it end with 0: a retry would end the same way.
         kind="job" if is_job else "infrastructure",
-        error_type="",
         message=message,
         traceback=crash,
         operation=operation,

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import StorageError
 from paceline.files import storing
-from paceline.launch.errors.error_records import failure_path, forget_failures
+from paceline.launch.errors.error_records import forget_failures, set_aside
 from paceline.launch.errors.failures import WorkerFailure, one_line
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
@@ -124,7 +124,7 @@ def _attempts(
         # Restart: records of this attempt move aside before the next one writes its own.
         budget = left
         attempt += 1
-        set_aside(group.task.log_dir, attempt - 1, failures)
+        set_aside(group.task.log_dir, f"attempt-{attempt - 1}")
         to_stderr(restart_line(failures[0], step, budget))
 
 
@@ -138,14 +138,6 @@ def why_unwritable(log_dir: Path) -> str | None:
     except (StorageError, OSError) as error:
         return str(error)
     return None
-
-
-def set_aside(log_dir: Path, attempt: int, failures: Iterable[WorkerFailure]) -> None:
-    """Keep the records of a failed attempt under names that don't speak for the whole training."""
-    for failure in failures:
-        path = failure_path(log_dir, failure.rank)
-        with suppress(FileNotFoundError):
-            path.rename(path.with_name(f"attempt-{attempt}-{path.name}"))
 
 
 def restart_line(cause: WorkerFailure, step: int, budget: RestartBudget) -> str:

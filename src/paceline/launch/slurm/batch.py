@@ -14,7 +14,12 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, PacelineError
 from paceline.files import read_json, write_json
-from paceline.launch.errors.error_records import exit_code_of, read_failures
+from paceline.launch.errors.error_records import (
+    exit_code_of,
+    forget_failures,
+    read_failures,
+    set_aside,
+)
 from paceline.launch.errors.failures import one_line, root_cause
 from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm import commands
@@ -83,7 +88,10 @@ def main(argv: Sequence[str]) -> int:
         # srun has got it as well, ends the workers and then itself; there is something left to do.
         signal.signal(number, lambda number, frame: None)
     # Run the workers; records of earlier starts mustn't speak for this one.
-    set_records_aside(run.logs, restarts)
+    if restarts:
+        set_aside(run.logs, f"attempt-{restarts - 1}")
+    else:
+        forget_failures(run.logs)
     budget = read_budget(budget_path(run, job_id), run, int(max_restarts))
     code = run_workers(command, run.logs)
     # Queue the job again, or leave the final exit code for the command that follows it.
@@ -114,15 +122,6 @@ def run_workers(command: Sequence[str], logs: Path) -> int:
     cause = failures[0]
     print(f"paceline: the training failed on {one_line(cause)}", file=sys.stderr, flush=True)
     return int(exit_code_of(cause.kind))
-
-
-def set_records_aside(logs: Path, restarts: int) -> None:
-    """Rename records of failures of earlier starts, which would be taken for this one's."""
-    for path in logs.glob("failure-rank-*.json"):
-        if restarts:
-            path.rename(path.with_name(f"attempt-{restarts - 1}-{path.name}"))
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _requeued(decision: RequeueDecision, path: Path, job_id: str) -> RequeueDecision:

@@ -31,6 +31,7 @@ from paceline.launch.ssh.rank_assignment import (
     others_of,
 )
 from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
+from paceline.options.fields import read_dataclass
 
 MODULE = "paceline.launch.hosts.attempt"
 LOOK_S = 120.0
@@ -285,7 +286,7 @@ class AttemptCoordinator:
         if "seen" in message:
             seen = message["seen"]
             assert isinstance(seen, dict)
-            member.info = HostInfo.read(member.name, seen)
+            member.info = read_dataclass(HostInfo, {**seen, "name": member.name})
         elif "unreachable" in message:
             listed = message["unreachable"]
             member.unreachable = [str(n) for n in listed] if isinstance(listed, list) else []

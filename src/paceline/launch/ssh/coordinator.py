@@ -2,18 +2,18 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import final
 
 from paceline.errors import InfrastructureError
+from paceline.launch.errors.error_records import set_aside
 from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.local.launcher import (
     LaunchOutcome,
     quietly,
     restart_line,
-    set_aside,
     to_stderr,
 )
 from paceline.launch.restart_policy import Policy, RestartBudget
@@ -26,7 +26,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.participants import StopState, raise_first
 from paceline.launch.ssh.rank_assignment import clock_lines
 from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
-from paceline.launch.ssh.store import launcher_store
+from paceline.launch.ssh.store import LauncherStore
 from paceline.options.figures import plural
 
 Settle = Callable[[str, int], str]
@@ -64,7 +64,7 @@ def launch_on_hosts(
     print_line = quietly(to_stderr)
     stop = StopState(print_line)
     with ExitStack() as stack:
-        store = stack.enter_context(launcher_store())
+        store = stack.enter_context(closing(LauncherStore()))
         # Connect. Until workers run, a signal breaks this off.
         interrupts = stack.enter_context(Interrupts(policy.stop).caught())
         try:
@@ -143,7 +143,7 @@ class _Attempts:
                 return done
             budget = left
             # Restart, once enough hosts are there.
-            set_aside(self._spec.run.logs, attempt, failures)
+            set_aside(self._spec.run.logs, f"attempt-{attempt}")
             attempt += 1
             restarts += 1
             print_line(restart_line(failures[0], step, budget))

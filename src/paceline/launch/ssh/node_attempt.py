@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import final
 
 from paceline.errors import InfrastructureError, PacelineError, UsageError
-from paceline.launch.errors.error_records import failure_path
+from paceline.launch.errors.error_records import set_aside
 from paceline.launch.local import forkserver
 from paceline.launch.local.attempt import WorkerGroup, attempt_here
 from paceline.launch.local.launcher import orphans_adopted
@@ -34,6 +34,7 @@ from paceline.launch.ssh.remote_watchdog import StateReporter
 from paceline.launch.ssh.store import quiet_sockets
 from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.options.entry_points import imported
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import RunDirectory
 
 _REACH_S = 5.0
@@ -85,9 +86,7 @@ def main() -> None:
     """Run one host's part of one attempt."""
     spec = agent_io.payload()
     quiet_sockets()
-    stop = spec["stop"]
-    assert isinstance(stop, dict)
-    interrupts = Interrupts(StopGrace(**stop))
+    interrupts = Interrupts(read_dataclass(StopGrace, spec["stop"]))
     with interrupts.caught():  # to the end: the last message must not be cut off
         try:
             _take_part(spec, LauncherMessages(interrupts), interrupts)
@@ -200,7 +199,9 @@ def _run(
             replace(run, shared=settings.get("share_run_dir") is True).make()
             if leads:
                 stack.enter_context(_owned(run))
-            _clear(run, ranks, int(str(spec["attempt"])), leads=leads)
+            set_aside(run.logs, f"before-{spec['attempt']}")
+            if leads:
+                run.remove_summary()
             _write_files(run.path, go.get("files"))
             stack.enter_context(ArtifactTransfer(run, ranks, leads=leads).running())
         # The attempt itself, as on one machine.
@@ -244,16 +245,6 @@ def _owned(run: RunDirectory) -> Iterator[None]:
             else:
                 break
         yield
-
-
-def _clear(run: RunDirectory, ranks: Sequence[int], attempt: int, *, leads: bool) -> None:
-    """Set aside what earlier attempts and starts have left here, which would speak for this one."""
-    for rank in ranks:
-        path = failure_path(run.logs, rank)
-        with suppress(FileNotFoundError):
-            path.rename(path.with_name(f"before-{attempt}-{path.name}"))
-    if leads:
-        run.remove_summary()
 
 
 def _write_files(directory: Path, files: object) -> None:

@@ -232,13 +232,8 @@ def _of_host(member: Participant, first_rank: int) -> WorkerFailure:
     return WorkerFailure(
         rank=first_rank,
         host=member.name,
-        step=None,
-        exit_code=None,
-        signal_name=None,
         kind="job" if code in (ExitCode.USAGE, ExitCode.JOB) else "infrastructure",
-        error_type="",
         message=f"the host is lost: {why}" if member.lost else why,
         traceback="" if member.lost else output,
-        operation="",
         time_s=member.ended_s,
     )

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.launch.ssh.protocol import Message
-
 CLOCK_LIMIT_S = 60.0
 
 
@@ -25,21 +23,6 @@ class HostInfo:
     """Whether it sees the launcher's run directory."""
     facts: Mapping[str, str]
     """What has to be the same on all hosts."""
-
-    @staticmethod
-    def read(name: str, message: Message) -> "HostInfo":
-        """Read a host's message."""
-        facts = message["facts"]
-        assert isinstance(facts, dict)
-        return HostInfo(
-            name=name,
-            address=str(message["address"]),
-            port=int(str(message["port"])),
-            workers=int(str(message["workers"])),
-            newest=int(str(message["newest"])),
-            shared=bool(message["shared"]),
-            facts={str(n): str(v) for n, v in facts.items()},
-        )
 
 
 def differences(infos: Sequence[HostInfo], settled: Collection[str] = ()) -> dict[str, str]:

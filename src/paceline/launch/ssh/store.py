@@ -6,9 +6,7 @@ since hosts come to it through their ssh connections.
 
 import os
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import final
 
 _LOOPBACK = "127.0.0.1"
@@ -34,16 +32,6 @@ class LauncherStore:
         self._opened.result()
         self._pool.shutdown()
         del self._opened
-
-
-@contextmanager
-def launcher_store() -> Iterator[LauncherStore]:
-    """Keep a store for the block."""
-    store = LauncherStore()
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def quiet_sockets() -> None:

@@ -16,6 +16,7 @@ from paceline.provision.aws.files import (
 )
 from paceline.provision.aws.hostkeys import known_hosts_lines, read_host_keys
 from paceline.provision.aws.nodes import Instance
+from paceline.provision.aws.stack import Stack
 from tests.launch.waiting import patient
 from tests.support.needs import SSH, need
 
@@ -37,7 +38,9 @@ NODES = [node(0, "192.0.2.1"), node(1, "")]
 
 
 def test_the_hostfile_is_one() -> None:
-    text = hostfile_text(NODES, slots=4, login="ubuntu", python="/opt/pytorch/bin/python")
+    outputs = {"Slots": "4", "Login": "ubuntu", "Python": "/opt/pytorch/bin/python"}
+    stack = Stack(id="s", name="c", status="", token="", cluster="c", outputs=outputs)
+    text = hostfile_text(stack, NODES)
     first, second = parse_hostfile(text)
     assert (first.name, first.slots, first.user, first.port) == ("192.0.2.1", 4, "ubuntu", 22)
     assert (first.address, first.python) == ("10.77.0.5", "/opt/pytorch/bin/python")

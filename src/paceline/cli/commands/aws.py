@@ -147,7 +147,7 @@ def _status(place: ClusterPlace, _: Given) -> int:
 
 def _hosts(place: ClusterPlace, given: Given) -> int:
     aws = _connect(place)
-    from paceline.provision.aws.files import read_hostfile
+    from paceline.provision.aws.files import hostfile_text
     from paceline.provision.aws.nodes import find_nodes
     from paceline.provision.aws.stack import find_stack
 
@@ -157,7 +157,7 @@ def _hosts(place: ClusterPlace, given: Given) -> int:
         raise UsageError(
             f"no node named {place.name} runs in {aws.region}: paceline aws status shows more"
         )
-    text = read_hostfile(stack, nodes)
+    text = hostfile_text(stack, nodes)
     print(text, end="")
     # With the keys and ssh configuration that the hostfile's hosts need.
     if given.get("write"):

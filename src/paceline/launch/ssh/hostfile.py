@@ -3,8 +3,9 @@
 import ipaddress
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.launch.worker_count import MAX_WORKERS
@@ -14,7 +15,15 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}\$?")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9][A-Za-z0-9._-]{0,14})?")
 """Of IPv6 also with a scope: the name of an interface."""
-_KEYS = "slots, user, port, address, python, dir"
+_FIELDS = {
+    "slots": "slots",
+    "user": "user",
+    "port": "port",
+    "address": "address",
+    "python": "python",
+    "dir": "directory",
+}
+"""The keys of a hostfile's lines, and the fields of a host that they give."""
 _EXAMPLE = "--hosts node0:4,alice@node1:2 (host:workers)"
 
 
@@ -113,14 +122,7 @@ def parse_hostfile(text: str, name: str = "the hostfile") -> tuple[Host, ...]:
 
 def hostfile_line(host: Host) -> str:
     """Write a host as a line that `parse_hostfile` reads."""
-    named = {
-        "slots": host.slots,
-        "user": host.user,
-        "port": host.port,
-        "address": host.address,
-        "python": host.python,
-        "dir": host.directory,
-    }
+    named = {key: getattr(host, field) for key, field in _FIELDS.items()}
     words = (f"{key}={value}" for key, value in named.items() if value is not None)
     return shlex.join([host.name, *words])
 
@@ -143,20 +145,11 @@ def _parse_line(words: Sequence[str]) -> Host:
     host = _parse_word(words[0])
     for word in words[1:]:
         key, equals, value = word.partition("=")
-        if not equals or key not in _SETTERS:
-            raise UsageError(f"{word!r} is unknown. Known: {_KEYS}, each as key=value")
-        host = _SETTERS[key](host, value)
+        if not equals or key not in _FIELDS:
+            raise UsageError(f"{word!r} is unknown. Known: {', '.join(_FIELDS)}, each as key=value")
+        given: Any = _whole(value, key) if key in ("slots", "port") else value
+        host = replace(host, **{_FIELDS[key]: given})
     return host
-
-
-_SETTERS: Mapping[str, Callable[[Host, str], Host]] = {
-    "slots": lambda host, value: replace(host, slots=_whole(value, "slots")),
-    "user": lambda host, value: replace(host, user=value),
-    "port": lambda host, value: replace(host, port=_whole(value, "port")),
-    "address": lambda host, value: replace(host, address=value),
-    "python": lambda host, value: replace(host, python=value),
-    "dir": lambda host, value: replace(host, directory=value),
-}
 
 
 def _whole(text: str, what: str) -> int:

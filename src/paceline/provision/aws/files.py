@@ -13,27 +13,25 @@ from paceline.provision.aws.stack import Stack
 _IDENTITY = "  IdentityFile "
 
 
-def hostfile_text(nodes: Sequence[Instance], *, slots: int, login: str, python: str) -> str:
-    """Write the hostfile of some nodes, for `paceline train --hostfile`.
-
-    Args:
-        nodes: Those that run.
-        slots: Workers on each.
-        login: User to log in as.
-        python: The Python on the nodes.
-    """
+def hostfile_text(stack: Stack, nodes: Sequence[Instance]) -> str:
+    """Write the hostfile of a stack's running nodes, for `paceline train --hostfile`."""
+    outputs = stack.outputs
     hosts = (
         Host(
             name=node.address,
-            slots=slots,
-            user=login,
+            slots=int(outputs.get("Slots", "1")),
+            user=_login(stack),
             port=22,
             address=node.private_address or None,
-            python=python,
+            python=outputs.get("Python", "/usr/bin/python3"),
         )
         for node in nodes
     )
     return "".join(f"{hostfile_line(host)}\n" for host in hosts)
+
+
+def _login(stack: Stack) -> str:
+    return stack.outputs.get("Login", "ubuntu")
 
 
 def ssh_config_text(
@@ -129,17 +127,6 @@ def kept(name: str) -> ClusterFiles:
     return ClusterFiles(directory=Path.home() / ".paceline" / "aws" / name)
 
 
-def read_hostfile(stack: Stack, nodes: Sequence[Instance]) -> str:
-    """Write the hostfile of a stack's running nodes."""
-    outputs = stack.outputs
-    return hostfile_text(
-        nodes,
-        slots=int(outputs.get("Slots", "1")),
-        login=outputs.get("Login", "ubuntu"),
-        python=outputs.get("Python", "/usr/bin/python3"),
-    )
-
-
 def keep(
     files: ClusterFiles,
     stack: Stack,
@@ -163,11 +150,11 @@ def keep(
     files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     config = ssh_config_text(
         nodes,
-        login=stack.outputs.get("Login", "ubuntu"),
+        login=_login(stack),
         known_hosts=files.known_hosts,
         identity=identity,
         complete=all(node.address in keys for node in nodes),
     )
     write_atomic(files.known_hosts, known_hosts_lines(keys).encode())
     write_atomic(files.ssh_config, config.encode())
-    write_atomic(files.hostfile, read_hostfile(stack, nodes).encode())
+    write_atomic(files.hostfile, hostfile_text(stack, nodes).encode())

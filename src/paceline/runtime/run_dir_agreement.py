@@ -4,13 +4,16 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 from paceline.errors import ExitCode, InfrastructureError, UsageError
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Launch
 
 _KEY = "run-directory"
-WAIT_FOR_RUN_DIR_S = 60.0
+_WAIT_S = 60.0
+Found = TypeVar("Found")
 
 
 def make_run(launch: Launch) -> Launch:
@@ -43,14 +46,26 @@ def find_run(launch: Launch) -> Launch | None:
             launch.makes and launch.run.run_json.exists()
         )  # written once all workers have met
         return None if has_begun else launch
-    deadline_s = time.monotonic() + WAIT_FOR_RUN_DIR_S
-    while (found := launch.run.claimed_by(launch.place.starter())) is None:
+    starter = launch.place.starter()
+    return with_run(launch, wait_for(launch.run.path, lambda: launch.run.claimed_by(starter)))
+
+
+def wait_for(path: Path, find: Callable[[], Found | None]) -> Found:
+    """Wait for what the node's first worker makes.
+
+    Args:
+        path: Where it is to be, for the message.
+        find: Gives it, once it is there.
+
+    Raises:
+        InfrastructureError: It was not made.
+    """
+    deadline_s = time.monotonic() + _WAIT_S
+    while (found := find()) is None:
         if time.monotonic() > deadline_s:
-            raise InfrastructureError(
-                f"{launch.run.path} was not made by the first worker of this node"
-            )
+            raise InfrastructureError(f"{path} was not made by the first worker of this node")
         time.sleep(0.05)
-    return with_run(launch, found)
+    return found
 
 
 def with_run(launch: Launch, run: RunDirectory) -> Launch:

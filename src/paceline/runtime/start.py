@@ -1,19 +1,17 @@
 """Starts the workers of a training, waits for them, and says how it ended."""
 
 import json
-import time
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from paceline.distributed.environment import set_variables, thread_variables
-from paceline.errors import ExitCode, InfrastructureError
+from paceline.errors import ExitCode
 from paceline.launch.errors.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
 from paceline.runtime.copying import copied_by, owner
 from paceline.runtime.outcome import announce, announce_end, announce_failure, note_apart
-from paceline.runtime.run_dir_agreement import WAIT_FOR_RUN_DIR_S, agree_on_run, find_run, make_run
+from paceline.runtime.run_dir_agreement import agree_on_run, find_run, make_run, wait_for
 from paceline.runtime.spec import PRELOAD, Launch
 from paceline.runtime.start_node import start_on_node
 from paceline.runtime.start_ssh import start_on_hosts
@@ -83,7 +81,7 @@ def _start_here(launch: Launch) -> int:
         else:
             return ExitCode.USAGE  # the first worker says why
         run, place = launch.run, launch.place
-        _wait_for(run.logs)
+        wait_for(run.logs, lambda: run.logs.is_dir() or None)
         if place.rank == 0:
             if not place.started_apart:
                 own(launch)
@@ -115,12 +113,3 @@ def _work_here(launch: Launch) -> str:
     return run_here(
         launch.entry, payload, logs, place.rank, place.attempt, world_size=place.workers
     )
-
-
-def _wait_for(directory: Path) -> None:
-    """Wait for the run directory, which the first worker of the node makes."""
-    deadline_s = time.monotonic() + WAIT_FOR_RUN_DIR_S
-    while not directory.is_dir():
-        if time.monotonic() > deadline_s:
-            raise InfrastructureError(f"{directory} was not made by the first worker of this node")
-        time.sleep(0.05)

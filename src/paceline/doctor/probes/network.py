@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from paceline.distributed.environment import read_environment
-from paceline.distributed.interface import find_route, is_loopback
+from paceline.distributed.interface import find_route, is_loopback, resolve
 from paceline.doctor.facts import EPHEMERAL, Interface, NetworkFacts
 from paceline.errors import PacelineError
 from paceline.launch.ssh.agent import ssh_address
@@ -41,10 +41,9 @@ def meanings(names: Sequence[str]) -> Mapping[str, str | None]:
 def meaning_of(name: str) -> str | None:
     """Give the address that a name stands for here, an IPv4 one where there is one."""
     try:
-        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+        return resolve(name)
+    except (PacelineError, UnicodeError):
         return None
-    return str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def _default_address() -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.launch.cluster import ClusterJob
+from paceline.launch.continuing import without_option
 from paceline.launch.slurm.options import SlurmOptions
 from paceline.options.durations import parse_duration_s
 from paceline.results.run_directory import RunDirectory
@@ -151,12 +152,9 @@ def training_command(command: Sequence[str]) -> list[str]:
     What follows `--` belongs to the user's script and is left alone.
     """
     ours = list(command[: command.index("--")]) if "--" in command else list(command)
-    kept, words = [], iter(ours)
-    for word in words:
-        if word in _SET_BY_SLURM:
-            next(words, None)
-        elif word.partition("=")[0] not in _SET_BY_SLURM:
-            kept.append(word)
+    kept = ours
+    for flag in _SET_BY_SLURM:
+        kept = without_option(kept, flag)
     return [*kept, *command[len(ours) :]]
 
 

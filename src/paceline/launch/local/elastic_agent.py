@@ -11,9 +11,9 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, final
@@ -265,12 +265,6 @@ def _open_store(host: str, port: int) -> TCPStore:
         ) from error
 
 
-@dataclass(frozen=True)
-class _FirstFailure:
-    failed_first: int | None
-    first_code: int | None
-
-
 def run_attempt(
     task: WorkerTask,
     workers: int,
@@ -308,10 +302,10 @@ def run_attempt(
     waits = rendezvous is not None and rendezvous.ends_together
     agent = _Agent(spec, interrupts, task, waits, watch)
     # Start the workers and wait. `starting` ends as soon as the supervisor guards them.
-    outcome = _FirstFailure(None, None)
+    result: RunResult | None = None
     try:
         with _quiet_torch(), interrupts.starting():
-            outcome = _run(agent)
+            result = agent.run()
     except (InterruptedStartError, SignalException):
         interrupts.note_received()
     # However it ended: the port, the watchdog and the supervisor's thread don't outlive it. The
@@ -323,34 +317,21 @@ def run_attempt(
         if agent.supervisor is not None:
             agent.supervisor.close()
     # Where none was started, ranks are only known if this is the only node.
-    codes = _exit_codes(agent.processes, range(workers) if rendezvous is None else (), outcome)
+    known = range(workers) if rendezvous is None and not agent.processes else ()
+    codes: dict[int, int | None] = dict.fromkeys(known)
+    codes |= {rank: process.exitcode for rank, process in agent.processes.items()}
+    failures = {} if result is None else result.failures
+    first = next(iter(failures), None)
+    if first is not None:
+        codes[first] = failures[first].exitcode
     killed = agent.supervisor.killed if agent.supervisor is not None else frozenset[int]()
     return WorkerExits(
         exit_codes=codes,
-        first=outcome.failed_first,
+        first=first,
         stopped=killed,
         pids={rank: process.pid or 0 for rank, process in agent.processes.items()},
         stop_requested=interrupts.received,
     )
-
-
-def _run(agent: _Agent) -> _FirstFailure:
-    result = agent.run()
-    for rank, failure in result.failures.items():
-        return _FirstFailure(rank, failure.exitcode)
-    return _FirstFailure(None, None)
-
-
-def _exit_codes(
-    processes: Mapping[int, multiprocessing.process.BaseProcess],
-    local: Iterable[int],
-    outcome: _FirstFailure,
-) -> dict[int, int | None]:
-    codes: dict[int, int | None] = dict.fromkeys(() if processes else local)
-    codes |= {rank: process.exitcode for rank, process in processes.items()}
-    if outcome.failed_first is not None:
-        codes[outcome.failed_first] = outcome.first_code
-    return codes
 
 
 @contextmanager

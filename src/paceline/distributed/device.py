@@ -24,7 +24,7 @@ _MAY_SHOW_ONE_GPU = ("slurm", "openmpi", "mpich")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kind:
+class DeviceFeatures:
     """PyTorch's features and functions for one kind of device."""
 
     noun: str
@@ -43,19 +43,19 @@ class _Kind:
     """Whether torch counts how much memory tensors have taken at most."""
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "cpu": _Kind(
+_KINDS: Mapping[str, DeviceFeatures] = {
+    "cpu": DeviceFeatures(
         noun="the CPU",
         copies_beside=False,
         has_fused=False,
         reports_bf16=False,
         counts_memory=False,
     ),
-    "cuda": _Kind(noun="a GPU", backend="nccl"),
-    "xpu": _Kind(noun="an Intel GPU", backend="xccl"),
+    "cuda": DeviceFeatures(noun="a GPU", backend="nccl"),
+    "xpu": DeviceFeatures(noun="an Intel GPU", backend="xccl"),
     # A copy that isn't waited for may read host memory that is another tensor's by then
     # (pytorch/pytorch#139550, #189690, open in torch 2.15).
-    "mps": _Kind(
+    "mps": DeviceFeatures(
         noun="an Apple GPU",
         has_float64=False,
         copies_beside=False,
@@ -65,12 +65,13 @@ _KINDS: Mapping[str, _Kind] = {
         counts_memory=False,
     ),
 }
-_ANY_OTHER = _Kind(
+_ANY_OTHER = DeviceFeatures(
     noun="a device", copies_beside=False, has_fused=False, reports_bf16=False, counts_memory=False
 )
 
 
-def _kind(device: torch.device) -> _Kind:
+def features(device: torch.device) -> DeviceFeatures:
+    """Say what PyTorch has for a device."""
     return _KINDS.get(device.type, _ANY_OTHER)
 
 
@@ -251,7 +252,7 @@ def resolve_backend(options: DistOptions, device: torch.device) -> str:
     """Name the backend of the gradients: nccl between GPUs, gloo between CPU workers."""
     if options.backend != "auto":
         return options.backend
-    return _kind(device).backend
+    return features(device).backend
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -288,22 +289,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def can_pin(device: torch.device) -> bool:
     """Tell whether copies from pinned host memory to a device are asynchronous."""
-    return _kind(device).copies_beside
-
-
-def has_foreach(device: torch.device) -> bool:
-    """Tell whether torch takes `foreach=True` for tensors there."""
-    return _kind(device).has_foreach
-
-
-def has_fused(device: torch.device) -> bool:
-    """Tell whether optimizers take their fused kernels there by default."""
-    return _kind(device).has_fused
-
-
-def counts_memory(device: torch.device) -> bool:
-    """Tell whether torch counts how much memory tensors have taken of a device at most."""
-    return _kind(device).counts_memory
+    return features(device).copies_beside
 
 
 def free_bytes(device: torch.device) -> int:
@@ -334,12 +320,12 @@ def widest_float(device: torch.device) -> torch.dtype:
     if device.type == "xpu":
         has_float64 = bool(torch.xpu.get_device_properties(device).has_fp64)
         return torch.float64 if has_float64 else torch.float32
-    return torch.float64 if _kind(device).has_float64 else torch.float32
+    return torch.float64 if features(device).has_float64 else torch.float32
 
 
 def has_bf16(device: torch.device) -> bool:
     """Tell whether a GPU multiplies bf16 numbers in hardware."""
-    if not _kind(device).reports_bf16:
+    if not features(device).reports_bf16:
         return False
     return bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from paceline.distributed.device import has_foreach, has_fused
+from paceline.distributed.device import features
 from paceline.errors import JobError, UsageError
 from paceline.optim.options import OptimOptions, optimizer_arguments
 from paceline.optim.table import FUSED, OPTIMIZERS, OptimizerEntry
@@ -66,7 +66,7 @@ def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> 
     """
     if options.fused is not None:
         return options.fused
-    return OPTIMIZERS[options.optimizer].has_fused and has_fused(device) and not exact
+    return OPTIMIZERS[options.optimizer].has_fused and features(device).has_fused and not exact
 
 
 def _load(entry: OptimizerEntry) -> Callable[..., Optimizer]:
@@ -106,5 +106,5 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """
     given = list(parameters)
     # torch's batched operations where the device has them; else torch chooses.
-    foreach = True if not given or has_foreach(given[0].device) else None
+    foreach = True if not given or features(given[0].device).has_foreach else None
     return clip_grad_norm_(given, max_norm, error_if_nonfinite=False, foreach=foreach)

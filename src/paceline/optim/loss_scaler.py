@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from paceline.distributed.device import free_bytes, has_fused
+from paceline.distributed.device import features, free_bytes
 from paceline.optim.table import OPTIMIZERS, OptimizerEntry
 
 OF_SESSION = "_is_of_session"
@@ -43,7 +43,7 @@ class LossScaler(torch.amp.GradScaler):
     ) -> Any:
         flags: Mapping[torch.device, Tensor] = optimizer_state["found_inf_per_device"]
         entry = _entry_of(optimizer)
-        if entry is not None and len(flags) == 1 and has_fused(next(iter(flags))):
+        if entry is not None and len(flags) == 1 and features(next(iter(flags))).has_fused:
             steps = self._steps.get(optimizer)
             if steps is None:
                 steps = self._steps[optimizer] = _UndoableSteps(optimizer, entry)

@@ -181,11 +181,11 @@ def gpu_facts() -> GpuFacts:
     """Count the GPUs, and copy data between all of them. Claims a little memory on each."""
     import torch
 
-    from paceline.distributed.device import counts_memory, describe_device
+    from paceline.distributed.device import describe_device, features
 
     try:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is None or not counts_memory(accelerator):
+        if accelerator is None or not features(accelerator).counts_memory:
             return GpuFacts()
         devices = [f"{accelerator.type}:{i}" for i in range(torch.accelerator.device_count())]
         memory = [torch.accelerator.get_memory_info(device) for device in devices]

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from paceline.distributed.device import counts_memory, pci_address
+from paceline.distributed.device import features, pci_address
 from paceline.distributed.group import Group
 from paceline.distributed.system_gpus import read_utilization
 
@@ -21,7 +21,7 @@ MEMORY, UTILIZATION = "gpu_memory_bytes", "gpu_utilization"
 
 def peak_memory(device: torch.device) -> int | None:
     """Give the peak bytes that tensors took on a GPU; None if the backend doesn't count them."""
-    if not counts_memory(device):
+    if not features(device).counts_memory:
         return None
     return int(torch.accelerator.max_memory_allocated(device))
 

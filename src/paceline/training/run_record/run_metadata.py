@@ -14,7 +14,7 @@ from torch import nn
 from paceline._version import __version__
 from paceline.distributed.cpu_threads import describe_cores
 from paceline.distributed.describe import describe_placement
-from paceline.distributed.device import cpu_name, describe_device, has_bf16, has_fused
+from paceline.distributed.device import cpu_name, describe_device, features, has_bf16
 from paceline.distributed.group import Group
 from paceline.files import write_json
 from paceline.launch.worker_count import usable_cores
@@ -235,7 +235,7 @@ def _kernels_line(engine: Engine) -> list[str]:
     if options.precision == "fp32" and not exact and has_bf16(group.device):
         faster.append("--precision bf16")
     # A script's own, for which nobody has chosen; those that we build have `foreach` set.
-    if not exact and has_fused(group.device) and any(map(_could_be_fused, first_groups)):
+    if not exact and features(group.device).has_fused and any(map(_could_be_fused, first_groups)):
         faster.append("fused=True in the optimizer")
     tips = [f"faster: {', '.join(faster)}"] if faster else []
     shards = context.division.parts if exact else None

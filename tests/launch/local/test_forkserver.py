@@ -119,10 +119,9 @@ def test_preparing_imports_no_torch() -> None:
     code = (
         "import sys\n"
         "from paceline.launch import options, worker_count\n"
-        "from paceline.launch.local import launcher\n"
-        "launcher.prepare((), 1)\n"
+        "from paceline.launch.local import forkserver, launcher\n"
+        "forkserver.prepare((), 1)\n"
         "print('torch' in sys.modules)\n"
-        "from paceline.launch.local import forkserver\n"
         "forkserver.release()\n"
     )
     result = subprocess.run(

@@ -12,26 +12,9 @@ from pathlib import Path
 
 from paceline.distributed.launcher_variables import LAUNCHERS, NODES, Environment, hosts_of, integer
 from paceline.distributed.options import DistOptions
-from paceline.distributed.placement import USUAL_PORT, NodePlacement, Placement
+from paceline.distributed.placement import USUAL_PORT, NodePlacement
+from paceline.distributed.placement import Placement as Placement  # named again: given on
 from paceline.errors import UsageError
-
-__all__ = [
-    "Findings",
-    "Placement",
-    "chosen_interface",
-    "current_placement",
-    "current_variables",
-    "detect_launchers",
-    "numeric_variables",
-    "store_file",
-    "read_placement",
-    "read_environment",
-    "thread_variables",
-    "threads_are_set",
-    "threads_from_start",
-    "use_interface",
-    "uses_agent_store",
-]
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 NUMERIC_VARIABLES = (

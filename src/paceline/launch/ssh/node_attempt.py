@@ -199,9 +199,8 @@ def _run(
             replace(run, shared=settings.get("share_run_dir") is True).make()
             if leads:
                 stack.enter_context(_owned(run))
-            set_aside(run.logs, f"before-{spec['attempt']}")
-            if leads:
                 run.remove_summary()
+            set_aside(run.logs, f"before-{spec['attempt']}")
             _write_files(run.path, go.get("files"))
             stack.enter_context(ArtifactTransfer(run, ranks, leads=leads).running())
         # The attempt itself, as on one machine.

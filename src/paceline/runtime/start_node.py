@@ -40,13 +40,13 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         if leads:
             run.remove_summary()
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
-        # Once: the service restarts what failed.
         forkserver.prepare(PRELOAD, launch.place.threads)
         outcome = launch_local(
             launch.entry,
             launch.request.to_json(),
             workers=launch.place.workers,
             threads=launch.place.threads,
+            # No restarts: the service starts again what failed.
             policy=Policy(stop=launch.config.stop_grace(least_s=_STOP_S)),
             log_dir=run.logs,
             progress=run.newest_step,

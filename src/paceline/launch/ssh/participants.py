@@ -138,9 +138,8 @@ class GracefulShutdown:
         if workers is not None:
             allowed_s = grace.for_workers((w.reading for w in workers), is_late=is_late)
         self._grace_s = max(before_s, allowed_s + PEERS_S)
-        if self._grace_s > before_s and any(
-            worker.reading.step is not None for worker in workers or ()
-        ):
+        has_begun = any(worker.reading.step is not None for worker in workers or ())
+        if self._grace_s > before_s and has_begun:
             left_s = self._grace_s - before_s if is_late else allowed_s
             stop.print_line(stopping_line(left_s, is_late=is_late))
 

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import attrgetter, is_
+from itertools import compress, repeat
+from operator import attrgetter, is_, is_not
 from typing import Generic, TypeVar, final
 
 import torch
@@ -122,7 +122,7 @@ class Bucket:
 
     def __init__(self, chosen: Sequence[tuple[int, nn.Parameter]], slices: int, shards: int):
         self.members = list(_laid_out(chosen))
-        self.parameters = [parameter for _, parameter in chosen]
+        self.places, self.parameters = zip(*chosen, strict=True)
         _, first = chosen[0]
         self.dtype, self.device = first.dtype, first.device
         self.step = slices * ALIGNMENT
@@ -342,6 +342,13 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor] | None:
     """Give what these parameters have in `.grad`; None if one has nothing."""
     gradients = list(map(_GRADIENT, parameters))
     return None if any(map(is_, gradients, repeat(None))) else gradients
+
+
+def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Make `.grad` None where it isn't."""
+    every = list(parameters)
+    for parameter in compress(every, map(is_not, map(_GRADIENT, every), repeat(None))):
+        parameter.grad = None
 
 
 def gradient_is_gone(name: str) -> UsageError:

@@ -19,6 +19,7 @@ from paceline.gradient_sync.buckets import (
     Flat,
     Layout,
     bucket_bytes,
+    drop_gradients,
     gradient_is_gone,
     gradients_of,
     lay_out,
@@ -106,8 +107,7 @@ class OrderedSum:
         if trained != self._trained or self._layout is None:
             self._take(trained, parameters)
         # All gradients and buffers of the last step are free again.
-        for parameter in self._every:
-            parameter.grad = None
+        drop_gradients(self._every)
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.begin()
@@ -132,8 +132,7 @@ class OrderedSum:
         self._check_nothing_came()
         # Further backward passes of the same shard (micro-batches) add to what is there.
         if not self._is_open:
-            for parameter in self._parameters:
-                parameter.grad = None
+            drop_gradients(self._parameters)
         self._is_open, self._is_packing = True, last
         self._arrivals.clear()
         self._arrived.clear()
@@ -294,7 +293,7 @@ class OrderedSum:
                 if bucket is not None:
                     bucket.missing -= number
                     if bucket.missing == 0:
-                        self._check_gradients([member.index for member in bucket.members])
+                        self._check_gradients(bucket.places)
                         self._pack(bucket)
 
     def _check_gradients(self, places: Sequence[int]) -> None:

@@ -412,8 +412,7 @@ def writes_isolated(trial: Trial) -> Iterator[None]:
         multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
         write_only_below([Path(trial.place), *_existing()])
     with Patches() as patches:
-        written = Path(trial.overlay) if trial.overlay else Path(trial.records) / "overlay"
-        overlay = Overlay(written, [Path(trial.place), *_existing()])
+        overlay = Overlay(Path(trial.overlay), [Path(trial.place), *_existing()])
         Redirection(overlay).install(patches)
         yield
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.download import OpenUrl, RemoteFile, download_files
+from paceline.data.download import RemoteFile, download_files
 from paceline.data.memory import TensorData
 from paceline.errors import DataError
 
@@ -210,7 +210,6 @@ def load_mnist(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
     """Load MNIST, downloading what is missing.
 
@@ -220,7 +219,6 @@ def load_mnist(
         data_dir: Holds the four files, gzipped or not, or has them in MNIST/raw (torchvision).
         download: Whether missing files may be downloaded (12 MB, into MNIST/raw).
         report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
 
     Returns:
         Training data and test data, one channel of 28x28.
@@ -229,7 +227,7 @@ def load_mnist(
         DataError: A file is missing and can't be downloaded, truncated or corrupt, or files don't
             belong together; names the file and says where to get it.
     """
-    return _load(_MNIST, data_dir, download, report, open_url)
+    return _load(_MNIST, data_dir, download, report)
 
 
 def load_fashion_mnist(
@@ -237,27 +235,9 @@ def load_fashion_mnist(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
-    """Load Fashion-MNIST, downloading what is missing.
-
-    Every worker may call this at once; one of a node downloads, the others wait.
-
-    Args:
-        data_dir: Holds the four files, gzipped or not, or has them in FashionMNIST/raw
-            (torchvision).
-        download: Whether missing files may be downloaded (31 MB, into FashionMNIST/raw).
-        report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
-
-    Returns:
-        Training data and test data, one channel of 28x28.
-
-    Raises:
-        DataError: A file is missing and can't be downloaded, truncated or corrupt, or files don't
-            belong together; names the file and says where to get it.
-    """
-    return _load(_FASHION, data_dir, download, report, open_url)
+    """Load Fashion-MNIST (31 MB, in FashionMNIST/raw); all else as for `load_mnist`."""
+    return _load(_FASHION, data_dir, download, report)
 
 
 def _load(
@@ -265,7 +245,6 @@ def _load(
     data_dir: Path,
     download: bool,
     report: Callable[[str], None],
-    open_url: OpenUrl | None,
 ) -> tuple[TensorData, TensorData]:
     missing = [file for file in kind.files if _find(kind, data_dir, file) is None]
     if missing and not download:
@@ -276,7 +255,7 @@ def _load(
         )
     if missing:
         target = data_dir / kind.folder
-        download_files(target, missing, kind.mirrors, report=report, open_url=open_url)
+        download_files(target, missing, kind.mirrors, report=report)
     train_images, train_labels, test_images, test_labels = kind.files
     return (
         _load_part(kind, kind.title, data_dir, (train_images, train_labels)),

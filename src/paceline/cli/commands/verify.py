@@ -74,9 +74,8 @@ _ABOUT = (
 
 _OPTIONS = option_fields(VerifyOptions, "Verify")
 _OWN = {option.name for option in (*_OPTIONS, CONFIG)}
-_NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
+_NOT_OURS = NOT_OF_TRIALS | {"workers"}
 """Options of training that say where workers run: the verification does."""
-_NOT_OURS |= NOT_OF_TRIALS
 
 
 def main(tokens: Sequence[str]) -> int:

@@ -186,7 +186,8 @@ def _training(status: "RunStatus") -> str:
 
 
 def _curve(status: "RunStatus", losses: Sequence[float], width: int, plain: bool) -> str:
-    from paceline.report.live import spans_decades, sparkline
+    from paceline.report.charts import spans_decades
+    from paceline.report.live import sparkline
 
     if status.train_loss is None:
         return ""

@@ -63,18 +63,16 @@ def read_idx(path: Path, advice: str = "") -> NDArray[np.uint8]:
 
 def _read_stream(stream: io.BufferedIOBase) -> NDArray[np.uint8]:
     shape = _read_shape(stream)
-    content = np.empty(math.prod(shape), dtype=np.uint8)
-    read = _fill(stream, content)
-    if read < len(content):
+    size = math.prod(shape)
+    content = bytearray(stream.read(size))
+    if len(content) < size:
         raise ValueError(
-            f"the file is truncated: {read} of {len(content)} bytes after the header, "
+            f"the file is truncated: {len(content)} of {size} bytes after the header, "
             f"which states the shape {shape}"
         )
     if stream.read(1):  # reading to the end also makes gzip compare its checksum
-        raise ValueError(
-            f"the file is corrupt: it goes on after the {len(content)} bytes it states"
-        )
-    return content.reshape(shape)
+        raise ValueError(f"the file is corrupt: it goes on after the {size} bytes it states")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
@@ -93,18 +91,6 @@ def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
     if math.prod(shape) > _MAX_BYTES:
         raise ValueError(f"the file is corrupt: its header states the shape {shape}")
     return shape
-
-
-def _fill(stream: io.BufferedIOBase, content: NDArray[np.uint8]) -> int:
-    """Read until the array is full or the stream ends; gives the number of bytes read."""
-    view = content.data
-    filled = 0
-    while filled < len(view):
-        count = stream.readinto(view[filled:])
-        if not count:
-            break
-        filled += count
-    return filled
 
 
 _SIDE = 28

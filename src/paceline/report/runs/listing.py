@@ -17,7 +17,7 @@ from paceline.options.figures import show_value
 from paceline.report.charts import best_position
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, find_state
-from paceline.results.find_runs import find_runs, is_of_study
+from paceline.results.find_runs import choose_run, find_runs, is_of_study
 from paceline.results.json_object import JsonObject, entries, section, text, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, SampleUnit
 from paceline.training.config import setting_named, shown_name
@@ -178,23 +178,27 @@ def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
     return newest_started(running or own)
 
 
-def usual_run(
+def run_of_command(
+    named: Sequence[str],
     command: str,
     doing: str,
     choose: Callable[[Sequence[RunEntry]], RunEntry | None],
     word: str = "RUN_DIR",
 ) -> RunDirectory:
-    """Find the run of a command that names none, and say on standard error which.
+    """Find the run that a command names; where it names none choose one, and say which.
 
     Args:
+        named: What it names, if anything.
         command: Its name, such as `watch`.
         doing: What it does with a run, such as "Watching".
         choose: Chooses among the runs below runs/.
         word: What names a run in the command's usage.
 
     Raises:
-        UsageError: There are none.
+        UsageError: There is no such run, or none at all.
     """
+    if named:
+        return choose_run(*named)
     newest = choose(list_runs(USUAL_FOLDER.absolute()).entries)
     if newest is None:
         raise UsageError(

@@ -62,6 +62,10 @@ def main(tokens: Sequence[str]) -> int:
     if action not in _OPTIONS:
         raise UsageError(unknown_name(action, _OPTIONS, "action"))
     given = read_options(f"{_COMMAND} {action}", _EACH[action], rest, _OPTIONS[action]).values
+    return _act(action, given)
+
+
+def _act(action: str, given: Given) -> int:
     return _ACTIONS[action](pick(ClusterPlace, given), given)
 
 

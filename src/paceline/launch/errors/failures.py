@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from paceline.launch.errors.device_errors import device_error
 from paceline.launch.errors.mismatch import (
@@ -15,7 +15,7 @@ from paceline.launch.errors.mismatch import (
     is_mismatch,
 )
 from paceline.launch.errors.python_stacks import main_thread, without_launcher
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import log_path
 
 FailureKind = Literal["usage", "job", "infrastructure"]
@@ -74,10 +74,8 @@ class WorkerFailure:
         Raises:
             ValueError: It isn't a failure record.
         """
-        if not isinstance(content, dict) or content.get("kind") not in get_args(FailureKind):
-            raise ValueError("not a failure record")
         try:
-            return WorkerFailure(**check_types(WorkerFailure, content))
+            return read_dataclass(WorkerFailure, content, strict=True)
         except ValueError as error:
             raise ValueError(f"not a failure record: {error}") from error
 

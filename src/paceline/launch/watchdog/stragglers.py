@@ -15,7 +15,7 @@ from typing import Literal, final
 
 from paceline.files import read_json
 from paceline.launch.watchdog.worker_state import WorkerState
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.options.figures import show_time
 
 _POLLS = 10
@@ -65,7 +65,7 @@ class WorkerSpeed:
         Raises:
             ValueError: It isn't a worker's speed.
         """
-        return WorkerSpeed(**check_types(WorkerSpeed, content))
+        return read_dataclass(WorkerSpeed, content, strict=True)
 
 
 @dataclass(frozen=True)

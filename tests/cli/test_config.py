@@ -172,7 +172,7 @@ def test_what_is_verified_is_what_the_file_says(
     Path("job.toml").write_text("\n".join(lines))
     asked = verify._read(("digits", "--config", "job.toml", "--batch-per-worker", "8"))
     config = asked.config
-    assert (asked.steps, config.optim.lr, asked.workers) == (3, 0.5, (1, 2))
+    assert (asked.options.steps, config.optim.lr, asked.workers) == (3, 0.5, (1, 2))
     assert (config.data.batch_per_worker, config.data.global_batch) == (8, None)
     assert "job.toml:4: workers has no effect on paceline verify" in capsys.readouterr().err
     Path("job.toml").write_text('workers = "1,3"')

@@ -16,7 +16,7 @@ from paceline.cli.commands.pack import _OPTIONS as PACK_OPTIONS
 from paceline.data.options import PackOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
-from paceline.options.command_line import flag, parse_options
+from paceline.options.command_line import flag, read_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.text import printable, shortened
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
@@ -79,7 +79,8 @@ def test_an_option_takes_a_value_or_refuses_it_in_a_paragraph(kind: str) -> None
     for option in options:
         for value in _values(option):
             try:
-                take(parse_options("paceline x", "", [f"{flag(option.name)}={value}"], [option]))
+                words = [f"{flag(option.name)}={value}"]
+                take(read_options("paceline x", "", words, [option]).values)
             except UsageError as error:
                 refused += 1
                 text = shortened(printable(str(error)))

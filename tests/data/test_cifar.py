@@ -1,8 +1,6 @@
 import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ import torch
 from torchvision.datasets import CIFAR10
 
 from paceline.data.cifar import load_cifar10, load_cifar100
-from paceline.data.download import Readable
 from paceline.errors import DataError
 from tests.support.cifar_files import (
     CIFAR_10_NAMES,
@@ -22,13 +19,10 @@ from tests.support.cifar_files import (
 )
 
 
-def refuse(url: str) -> AbstractContextManager[Readable]:
-    raise URLError("no route to host")
-
-
+@pytest.mark.usefixtures("offline")
 def test_loads_cifar10(tmp_path: Path) -> None:
     write_cifar10(tmp_path, train=52, test=20)
-    train, test = load_cifar10(tmp_path, open_url=refuse)
+    train, test = load_cifar10(tmp_path)
     images, labels = coloured_digits(52, 0, side=32)
     assert torch.equal(train.images, torch.from_numpy(images))
     assert train.labels.tolist() == labels.tolist()
@@ -91,9 +85,10 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert f"put it into {tmp_path}" in message
 
 
+@pytest.mark.usefixtures("offline")
 def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no route to host.*By hand: download https://.*put it"):
-        load_cifar10(tmp_path, open_url=refuse)
+        load_cifar10(tmp_path)
 
 
 ROWS = np.zeros((3, 3072), np.uint8)

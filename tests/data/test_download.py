@@ -4,14 +4,13 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from paceline.data import download
 from paceline.data.download import (
     ArchivedSet,
-    Readable,
     RemoteFile,
     download_files,
     find_files,
@@ -29,18 +28,24 @@ class Broken(io.BytesIO):
         raise ConnectionResetError("reset by peer")
 
 
-def serving(
-    pages: dict[str, Callable[[], Readable]],
-) -> Callable[[str], AbstractContextManager[Readable]]:
-    def open_url(url: str) -> AbstractContextManager[Readable]:
-        if url not in pages:
-            raise OSError(f"nothing at {url}")
-        return nullcontext(pages[url]())
-
-    return open_url
+Page = Callable[[], io.BytesIO]
+Serve = Callable[[dict[str, Page]], None]
 
 
-def good() -> Readable:
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    def serving(pages: dict[str, Page]) -> None:
+        def open_url(url: str) -> io.BytesIO:
+            if url not in pages:
+                raise OSError(f"nothing at {url}")
+            return pages[url]()
+
+        monkeypatch.setattr(download, "open_https", open_url)
+
+    return serving
+
+
+def good() -> io.BytesIO:
     return io.BytesIO(CONTENT)
 
 
@@ -48,15 +53,16 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_downloads_what_is_missing(tmp_path: Path) -> None:
+def test_downloads_what_is_missing(tmp_path: Path, serve: Serve) -> None:
     told: list[str] = []
-    open_url = serving({MIRRORS[0] + FILE.name: good})
+    serve({MIRRORS[0] + FILE.name: good})
     target = tmp_path / "a" / "b"
-    download_files(target, [FILE], MIRRORS, report=told.append, open_url=open_url)
+    download_files(target, [FILE], MIRRORS, report=told.append)
     assert (target / FILE.name).read_bytes() == CONTENT
     assert names(target) == [".download.lock", FILE.name]
     assert told == ["downloading https://one.example/numbers.gz (0.1 MB)"]
-    download_files(target, [FILE], MIRRORS, report=told.append, open_url=serving({}))
+    serve({})
+    download_files(target, [FILE], MIRRORS, report=told.append)
     assert len(told) == 1
 
 
@@ -70,14 +76,16 @@ def test_downloads_what_is_missing(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_mirror_is_passed_over(
-    tmp_path: Path, page: Callable[[], Readable], message: str
+    tmp_path: Path, serve: Serve, page: Page, message: str
 ) -> None:
     bad, fine = (mirror + FILE.name for mirror in MIRRORS)
-    download_files(tmp_path, [FILE], MIRRORS, open_url=serving({bad: page, fine: good}))
+    serve({bad: page, fine: good})
+    download_files(tmp_path, [FILE], MIRRORS)
     assert (tmp_path / FILE.name).read_bytes() == CONTENT
     (tmp_path / FILE.name).unlink()
+    serve({bad: page})
     with pytest.raises(DataError, match=f"one.example.*{message}.*nothing at.*By hand: download"):
-        download_files(tmp_path, [FILE], MIRRORS, open_url=serving({bad: page}))
+        download_files(tmp_path, [FILE], MIRRORS)
     assert names(tmp_path) == [".download.lock"]
 
 
@@ -90,18 +98,20 @@ def test_only_https(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"can't be written \(Not a directory\).*By hand: download"):
-        download_files(tmp_path / "file" / "below", [FILE], MIRRORS, open_url=serving({}))
+        download_files(tmp_path / "file" / "below", [FILE], MIRRORS)
 
 
 def _download_slowly(directory: Path, begun: int, go_on: int, counter: Path) -> None:
-    def open_url(url: str) -> AbstractContextManager[Readable]:
+    def open_url(url: str) -> io.BytesIO:
         with counter.open("a") as file:
             file.write(f"{os.getpid()}\n")
         os.write(begun, b".")
         os.read(go_on, 1)
-        return nullcontext(io.BytesIO(CONTENT))
+        return io.BytesIO(CONTENT)
 
-    download_files(directory, [FILE], MIRRORS, open_url=open_url)
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(download, "open_https", open_url)
+        download_files(directory, [FILE], MIRRORS)
     assert (directory / FILE.name).read_bytes() == CONTENT
 
 
@@ -160,16 +170,12 @@ def tree(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-def test_downloads_and_unpacks(tmp_path: Path) -> None:
+def test_downloads_and_unpacks(tmp_path: Path, serve: Serve) -> None:
     content = make_archive(tmp_path / "made", GOOD)
     told: list[str] = []
     data = tmp_path / "data"
-    found = find_files(
-        published(content),
-        data,
-        report=told.append,
-        open_url=lambda _: nullcontext(io.BytesIO(content)),
-    )
+    serve({"https://one.example/set.tar.gz": lambda: io.BytesIO(content)})
+    found = find_files(published(content), data, report=told.append)
     assert ((found / "a").read_bytes(), (found / "b").read_bytes()) == (b"AAA", b"BB")
     assert tree(data) == [".download.lock", "set", "set.tar.gz", "set/a", "set/b"]
     assert [line.split()[0] for line in told] == ["downloading", "unpacking"]

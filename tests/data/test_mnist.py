@@ -1,16 +1,13 @@
 import gzip
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 from torchvision.datasets import FashionMNIST
 
-from paceline.data.download import Readable
 from paceline.data.mnist import load_fashion_mnist, load_mnist, read_idx
 from paceline.errors import DataError
 from tests.support.idx_files import idx_bytes, write_idx, write_mnist
@@ -36,8 +33,9 @@ def test_loads_from_both_places(tmp_path: Path, below: str, gz: bool) -> None:
     assert (train.num_classes, train.mean, train.std) == (10, (0.1307,), (0.3081,))
 
 
+@pytest.mark.usefixtures("offline")
 def test_complete_files_need_no_network(mnist_dir: Path) -> None:
-    load_mnist(mnist_dir, open_url=refuse)
+    load_mnist(mnist_dir)
 
 
 def test_missing_files_are_named(mnist_dir: Path, tmp_path: Path) -> None:
@@ -45,13 +43,10 @@ def test_missing_files_are_named(mnist_dir: Path, tmp_path: Path) -> None:
         load_mnist(tmp_path, download=False)
 
 
-def refuse(url: str) -> AbstractContextManager[Readable]:
-    raise URLError("no route to host")
-
-
+@pytest.mark.usefixtures("offline")
 def test_offline_says_what_to_put_where(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        load_mnist(tmp_path, open_url=refuse)
+        load_mnist(tmp_path)
     message = str(caught.value)
     assert "no route to host" in message
     assert "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz" in message
@@ -98,9 +93,10 @@ def test_fashion_mnist_has_its_own_place_and_names(tmp_path: Path) -> None:
         load_mnist(tmp_path, download=False)
 
 
+@pytest.mark.usefixtures("offline")
 def test_fashion_mnist_offline(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"tf-keras-datasets/train-images-idx3-ubyte.gz"):
-        load_fashion_mnist(tmp_path, open_url=refuse)
+        load_fashion_mnist(tmp_path)
 
 
 VALUES = np.arange(60, dtype=np.uint8).reshape(3, 4, 5)

@@ -33,6 +33,10 @@ def test_every_parameter_begins_at_an_aligned_place_of_its_own(
 def test_gradients_come_back_as_they_were_packed_and_none_is_zero() -> None:
     first, second = parameters([5, 40])
     bucket = Bucket([(0, first), (1, second)], slices=3, shards=2)
+    # A buffer that an earlier step has used.
+    second.grad = torch.ones(40)
+    bucket.pack()
+    bucket.begin()
     first.grad = torch.full((5,), 7.0)
     flat = bucket.pack()
     assert flat.views[0].tolist() == [7.0] * 5
@@ -55,18 +59,26 @@ def test_buffers_are_lent_in_the_same_order_in_every_step() -> None:
     st.lists(st.tuples(st.integers(1, 50), st.sampled_from("ab")), min_size=1, max_size=20),
     st.integers(1, 60),
     st.integers(1, 100),
+    st.integers(0, 40),
 )
 def test_buckets_hold_one_kind_and_are_full_but_not_too_full(
-    items: list[tuple[int, str]], first: int, most: int
+    items: list[tuple[int, str]], first: int, most: int, least: int
 ) -> None:
     sizes, kinds = [size for size, _ in items], [kind for _, kind in items]
-    found = cut(sizes, kinds, first, most)
+    found = cut(sizes, kinds, first, most, least)
     assert sorted(place for group in found for place in group) == list(range(len(items)))
     assert [group[-1] for group in found] == sorted(group[-1] for group in found)
     for group in found:
         assert group == sorted(group)
         assert len({kinds[place] for place in group}) == 1
-        assert len(group) == 1 or sum(sizes[place] for place in group) <= max(first, most)
+        *before, last = [sizes[place] for place in group]
+        assert not before or sum(before) < least or sum(before) + last <= max(first, most)
+
+
+def test_only_the_last_bucket_of_a_kind_may_be_a_small_one() -> None:
+    """A classifier's last bias comes first, and a large matrix behind it."""
+    assert cut([4, 6, 900, 5, 3], ["a"] * 5, 8, 100) == [[0], [1], [2], [3, 4]]
+    assert cut([4, 6, 900, 5, 3], ["a"] * 5, 8, 100, 20) == [[0, 1, 2], [3, 4]]
 
 
 def test_what_gets_no_gradient_is_in_no_bucket() -> None:

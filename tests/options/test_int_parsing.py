@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.options.command_line import parse_options
+from paceline.options.command_line import read_options
 from paceline.options.fields import OptionField, OptionValue
 
 
 def parse(annotation: object, *tokens: str) -> OptionValue:
     field = OptionField(name="count", annotation=annotation, default=None, help="", group="G")
-    return parse_options("test", "", [f"--count={tokens[0]}", *tokens[1:]], [field])["count"]
+    return read_options("test", "", [f"--count={tokens[0]}", *tokens[1:]], [field]).values["count"]
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_the_environment_is_no_way_round(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PACELINE_COUNT", "1.5")
     field = OptionField(name="count", annotation=int, default=1, help="", group="G")
     with pytest.raises(UsageError, match=r"PACELINE_COUNT is '1.5'; it must be a whole number"):
-        parse_options("test", "", [], [field])
+        read_options("test", "", [], [field])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from paceline.report import live
-from paceline.report.live import RunFollower, spans_decades, sparkline
+from paceline.report.charts import spans_decades
+from paceline.report.live import RunFollower, sparkline
 from paceline.report.load_run import read_run
 from paceline.results.metrics_table import STEPS, StepRow, append_rows, cells_of, start_table
 from paceline.results.run_directory import RunDirectory

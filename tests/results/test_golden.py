@@ -15,7 +15,7 @@ from paceline.results.metrics_table import COLUMNS, read_metrics, start_table
 from paceline.results.profile import StepProfile
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured, Study, read_study, require_study
-from paceline.scaling.measurement import read_measured, read_trained
+from paceline.scaling.measurement import read_measured, read_whole
 from paceline.scaling.plan import Size, make_sizes
 from paceline.scaling.prediction_inputs import read_inputs
 from paceline.scaling.result import summarise
@@ -116,8 +116,11 @@ def test_a_study_follows_from_its_measurements(tmp_path: Path) -> None:
         paths = (STUDY / "measured" / f"{size.name}-{number}.json" for number in (1, 2))
         found[size] = [record for path in paths if (record := Measured.read(path))]
     trained = {
-        size: read_trained(RunDirectory(STUDY / "trained" / size.name), f"trained/{size.name}")
+        size: whole
         for size in sizes
+        if (
+            whole := read_whole(RunDirectory(STUDY / "trained" / size.name), f"trained/{size.name}")
+        )
     }
     asked = Study(
         **{name: getattr(kept, name) for name in _OF_THE_COMMAND}  # what `scale` begins with

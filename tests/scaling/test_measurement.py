@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import DataError
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Measured
-from paceline.scaling.measurement import read_measured, read_trained
+from paceline.scaling.measurement import read_measured, read_whole
 from tests.scaling.studies import failed, measured, profile
 
 RUN: Mapping[str, object] = {
@@ -118,7 +117,8 @@ def test_a_whole_training(tmp_path: Path) -> None:
     run = run_directory(tmp_path)
     summary = {"epochs": 2, "stopped_because": "time", "train_time_s": 3.5, "best_val_loss": 0.4}
     run.summary_json.write_text(json.dumps(summary))
-    trained = read_trained(run, "trained/2-allreduce")
+    trained = read_whole(run, "trained/2-allreduce")
+    assert trained is not None
     assert (trained.epochs, trained.stopped_because, trained.best_val_loss) == (2, "time", 0.4)
     assert trained.test_accuracy is None
     assert [point.samples for point in trained.curve] == [150, 300, 364]
@@ -128,11 +128,12 @@ def test_a_whole_training(tmp_path: Path) -> None:
 def test_samples_of_a_stream(tmp_path: Path) -> None:
     run = run_directory(tmp_path, {**RUN, "derived": {"global_batch": 10, "steps_per_epoch": 0}})
     run.summary_json.write_text("{}")
-    assert [point.samples for point in read_trained(run, "x").curve] == [30, 60, 70]
+    trained = read_whole(run, "x")
+    assert trained is not None
+    assert [point.samples for point in trained.curve] == [30, 60, 70]
 
 
 def test_a_training_that_has_not_ended(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no summary"):
-        read_trained(run_directory(tmp_path), "x")
+    assert read_whole(run_directory(tmp_path), "x") is None
     record = replace(measured(1, 1.0), lr=None)
     assert record.lr is None

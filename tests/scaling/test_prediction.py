@@ -16,7 +16,7 @@ from paceline.scaling.prediction import (
     predict,
     predict_band,
 )
-from tests.scaling.vgg import STEP_S, profile_of
+from tests.scaling.vgg import STEP_S, cluster_of, profile_of
 
 VGG = profile_of()
 PLAIN, BF16 = SyncOptions(sync="allreduce"), SyncOptions(sync="bf16")
@@ -25,7 +25,7 @@ FREE = Assumptions(machine=Machine())
 
 
 def at(nodes: int, method: SyncOptions = PLAIN, assumed: Assumptions = FREE) -> Predicted:
-    return predict(VGG, method, nodes, 1, STUDY, assumed=assumed)
+    return predict(VGG, method, cluster_of(VGG, nodes, STUDY, assumed=assumed), assumed)
 
 
 def test_weak_scaling_keeps_each_workers_batch() -> None:
@@ -58,33 +58,35 @@ def test_a_profile_of_two_workers_predicts_what_that_of_one_does() -> None:
         parts=replace(VGG.parts, exposed=0.4, waiting=0.1),
         workers=(*VGG.workers, replace(VGG.workers[0], rank=1)),
     )
-    told = predict(two, PLAIN, 8, 1, STUDY, assumed=FREE)
+    told = predict(two, PLAIN, cluster_of(two, 8, STUDY), FREE)
     assert told.step_s == pytest.approx(at(8).step_s)
     assert told.efficiency == pytest.approx(at(8).efficiency)
     assert told.global_batch == at(8).global_batch
     assert told.epoch_s == pytest.approx(at(8).epoch_s or 0.0, rel=0.01)
     strong = replace(FREE, mode="strong")
-    assert predict(two, PLAIN, 1, 1, STUDY, assumed=strong).efficiency == pytest.approx(1.0)
+    assert predict(two, PLAIN, cluster_of(two, 1, STUDY), strong).efficiency == pytest.approx(1.0)
 
 
 def test_eight_workers_on_a_link_take_as_long_as_one_a_node_would() -> None:
     """A ring over all crosses every link once; what differs is 2 (n - 1) / n."""
-    shared = predict(VGG, PLAIN, 2, 8, STUDY, assumed=FREE)
-    single = predict(VGG, PLAIN, 16, 1, STUDY, assumed=FREE)
+    shared = predict(VGG, PLAIN, cluster_of(VGG, 2, STUDY, per_node=8), FREE)
+    single = predict(VGG, PLAIN, cluster_of(VGG, 16, STUDY), FREE)
     assert shared.workers == single.workers == 16
     assert shared.step_s == pytest.approx(single.step_s, rel=0.01)
     slow_inside = replace(STUDY, bandwidth_bytes_per_s=1e8)
-    assert predict(VGG, PLAIN, 2, 8, STUDY, slow_inside, FREE).step_s > 2 * shared.step_s
+    slow = cluster_of(VGG, 2, STUDY, per_node=8, within=slow_inside)
+    assert predict(VGG, PLAIN, slow, FREE).step_s > 2 * shared.step_s
 
 
 def test_gpus_are_taken_to_use_nccl() -> None:
     """Trees keep the latency of a thousand nodes low, where a ring adds it up."""
     far = replace(STUDY, round_trip_s=1e-3, bandwidth_bytes_per_s=1e12)
-    assert predict(VGG, PLAIN, 1024, 1, far).efficiency > 0.8
+    assert predict(VGG, PLAIN, cluster_of(VGG, 1024, far)).efficiency > 0.8
     on_processors = replace(VGG, device="cpu")
-    assert predict(on_processors, PLAIN, 1024, 1, far).efficiency < 0.2
+    assert predict(on_processors, PLAIN, cluster_of(on_processors, 1024, far)).efficiency < 0.2
     tree = replace(FREE, library="nccl")
-    assert predict(on_processors, PLAIN, 1024, 1, far, assumed=tree).efficiency > 0.8
+    nccl = cluster_of(on_processors, 1024, far, assumed=tree)
+    assert predict(on_processors, PLAIN, nccl, tree).efficiency > 0.8
 
 
 def test_bands_never_promise_more_than_all() -> None:
@@ -97,7 +99,7 @@ def test_bands_never_promise_more_than_all() -> None:
         step_s=Spread(median=STEP_S, low=STEP_S / 2, high=STEP_S * 2),
     )
     fast = Network(bandwidth_bytes_per_s=1e14)
-    band = predict_band(noisy, PLAIN, 2, 1, fast, assumed=FREE)
+    band = predict_band(noisy, PLAIN, cluster_of(noisy, 2, fast), FREE)
     assert 0.97 < band.efficiency.low <= band.efficiency.high <= 1.0
     width = band.step_s.high / band.step_s.low
     assert width > 1.5
@@ -114,14 +116,14 @@ def test_averaging_at_the_end_of_an_epoch_is_part_of_it() -> None:
 def test_fixed_costs_of_an_epoch() -> None:
     """Evaluation is shared among the workers; a snapshot and the loader's start aren't."""
     costs = EpochCosts(evaluation_s=80.0, snapshot_s=5.0, loader_start_s=1.0)
-    told = predict(replace(VGG, epoch=costs), PLAIN, 8, 1, STUDY, assumed=FREE)
+    told = predict(replace(VGG, epoch=costs), PLAIN, cluster_of(VGG, 8, STUDY), FREE)
     assert told.fixed_s == 80 / 8 + 6
     assert told.epoch_s == pytest.approx((at(8).epoch_s or 0.0) + 16)
     assert told.efficiency == at(8).efficiency
 
 
 def test_epochs_of_unknown_length() -> None:
-    unknown = predict(replace(VGG, steps_per_epoch=0), PLAIN, 8, 1, STUDY)
+    unknown = predict(replace(VGG, steps_per_epoch=0), PLAIN, cluster_of(VGG, 8, STUDY))
     assert unknown.epoch_s is None
     assert cost_per_epoch(unknown, 1.0) is None
 
@@ -165,17 +167,18 @@ def test_where_nothing_ever_gets_done() -> None:
 
 
 def test_a_band_holds_its_prediction_and_is_the_same_each_time() -> None:
-    band = predict_band(VGG, PLAIN, 8, 1, STUDY, assumed=FREE)
+    band = predict_band(VGG, PLAIN, cluster_of(VGG, 8, STUDY), FREE)
     assert band.predicted == at(8)
     assert band.efficiency.low < at(8).efficiency < band.efficiency.high
     assert band.step_s.low < at(8).step_s < band.step_s.high
-    assert band == predict_band(VGG, PLAIN, 8, 1, STUDY, assumed=FREE)
+    assert band == predict_band(VGG, PLAIN, cluster_of(VGG, 8, STUDY), FREE)
 
 
 def test_bands_are_wider_the_less_is_known() -> None:
     def width(profile: StepProfile, nodes: int, doubt: float = 0.1) -> float:
         assumed = replace(FREE, link_uncertainty=doubt, library="gloo")
-        band = predict_band(profile, PLAIN, nodes, 1, STUDY, assumed=assumed).efficiency
+        cluster = cluster_of(profile, nodes, STUDY, assumed=assumed)
+        band = predict_band(profile, PLAIN, cluster, assumed).efficiency
         return (band.high - band.low) / band.low
 
     noisy = replace(
@@ -209,7 +212,7 @@ def test_a_fixed_cost_that_is_shared() -> None:
 
     def whole(costs: EpochCosts, network: Network = fast) -> float:
         slow = replace(profile_of(step_s), epoch=costs)
-        told = predict(slow, PLAIN, 8, 1, network, assumed=FREE)
+        told = predict(slow, PLAIN, cluster_of(slow, 8, network), FREE)
         return 8.76 * 60 / 8 / (told.epoch_s or 1.0)
 
     endless = Network(bandwidth_bytes_per_s=1e15)

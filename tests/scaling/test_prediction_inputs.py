@@ -21,14 +21,14 @@ from paceline.scaling.prediction_inputs import (
     stated_link,
 )
 from paceline.scaling.prediction_report import predict_study
-from tests.scaling.vgg import STEP_S, profile_of
+from tests.scaling.vgg import STEP_S, cluster_of, profile_of
 
 VGG = profile_of()
 TRUE = Network(bandwidth_bytes_per_s=8e8, round_trip_s=1e-4)
 
 
 def step_at(nodes: int, method: SyncOptions) -> float:
-    return predict(VGG, method, nodes, 1, TRUE).step_s
+    return predict(VGG, method, cluster_of(VGG, nodes, TRUE)).step_s
 
 
 def size(nodes: int, method: SyncOptions, **more: object) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.gradient_sync.network_model import Cluster, Network
 from paceline.results.profile import (
     Arrival,
     EpochCosts,
@@ -11,6 +12,7 @@ from paceline.results.profile import (
     StepProfile,
     WorkerTime,
 )
+from paceline.scaling.prediction import Assumptions, library_of
 
 _CONVOLUTIONS = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 """Channels and how many in a row, at 224, 112, 56, 28 and 14 pixels."""
@@ -85,4 +87,23 @@ def profile_of(
         parameter_bytes=size,
         wire_bytes_per_step=0.0,
         epoch=EpochCosts(),
+    )
+
+
+def cluster_of(
+    profile: StepProfile,
+    nodes: int,
+    network: Network,
+    *,
+    per_node: int = 1,
+    within: Network | None = None,
+    assumed: Assumptions | None = None,
+) -> Cluster:
+    return Cluster(
+        nodes=nodes,
+        per_node=per_node,
+        network=network,
+        within=within,
+        library=library_of(profile, assumed or Assumptions()),
+        shares_memory=profile.device == "cpu",
     )

@@ -2,6 +2,7 @@
 
 import csv
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,7 +26,7 @@ from paceline.training.snapshots import manager
 from paceline.training.status_exchange import StopFlag
 from tests.launch.waiting import until
 from tests.support.image_files import write_image_folder
-from tests.support.ranks import RankError, run_ranks
+from tests.support.ranks import RankError, collectives_so_far, run_ranks
 from tests.support.sessions import (
     BATCH,
     first_of,
@@ -437,3 +438,18 @@ def test_a_snapshot_that_counts_samples_in_another_order_is_refused(tmp_path: Pa
     run_ranks(1, body, 1)
     with pytest.raises(RankError, match="in order 1, and this version of Paceline has order 2"):
         run_ranks(1, body, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux alone")
+def test_workers_of_one_node_exchange_what_they_know_without_the_backend(tmp_path: Path) -> None:
+    """Its threads would take milliseconds, twice a second."""
+
+    def body(group: Group) -> int:
+        with session_on(group, tmp_path, {}) as s:
+            s.optimizer(sgd(s.model(net())))
+            s.loader(TensorDataset(*points()), global_batch=BATCH)
+            before = collectives_so_far()
+            s.engine.agree()
+            return collectives_so_far() - before
+
+    assert run_ranks(2, body) == [0, 0]

@@ -14,7 +14,7 @@ from paceline.launch.registry import launchers
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
-from paceline.options.fields import OptionField, OptionValue, option_fields
+from paceline.options.fields import OptionField, OptionValue, option_fields, pick
 from paceline.results.run_directory import USUAL_FOLDER, usual_name
 from paceline.training.config import TrainConfig, training_options
 
@@ -92,9 +92,7 @@ def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
     names = {option.name for option in cluster_options()}
     own = {name: given.pop(name) for name in list(given) if name in names}
     return ClusterChoice(
-        hosts=HostsOptions(**_of(HostsOptions, own)),  # type: ignore[arg-type]  # checked by parsing
-        cluster=ClusterOptions(**_of(ClusterOptions, own)),  # type: ignore[arg-type]
-        given=own,
+        hosts=pick(HostsOptions, own), cluster=pick(ClusterOptions, own), given=own
     )
 
 
@@ -130,10 +128,9 @@ def submit(
         resume=options.resume or command[1] == "resume",
     )
     entry = launchers()[config.launch.on]
-    own = entry.options_class()
     # A service's tags have values: the others are the run's alone.
     shared = {"tag": tuple(tag for tag in config.metrics.tag if "=" in tag)}
-    return launch(entry.make(own(**_of(own, {**elsewhere.given, **shared}))), job)
+    return launch(entry.make(pick(entry.options_class(), {**elsewhere.given, **shared})), job)
 
 
 def run_dir_there(name: str) -> str:
@@ -152,11 +149,6 @@ def _own_options(kind: str) -> tuple[OptionField, ...]:
     entry = launchers()[kind]
     listed = option_fields(entry.options_class(), entry.heading)
     return tuple(option for option in listed if option.name not in _SHARED)
-
-
-def _of(component: type, given: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    names = {option.name for option in option_fields(component, "")}
-    return {name: value for name, value in given.items() if name in names}
 
 
 def _needed(name: str) -> str:

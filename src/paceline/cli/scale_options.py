@@ -56,17 +56,7 @@ ABOUT = (
     "a step and of an epoch goes; writes study.json, study.csv and report.html. Ctrl-C keeps what "
     "is measured; the same command with --study-dir resumes it."
 )
-_NOT_OURS = {
-    "workers",
-    "sync",
-    "max_restarts",
-    "on",
-    "rank",
-    "world_size",
-    "local_rank",
-    "init_method",
-    *NOT_OF_TRIALS,
-}
+_NOT_OURS = NOT_OF_TRIALS | {"workers", "sync"}
 """Options of training that the study settles, or that are for runs that one keeps."""
 _BATCHES = {"weak": "batch_per_worker", "strong": "global_batch"}
 _OTHER_MODE = {"weak": "strong", "strong": "weak"}

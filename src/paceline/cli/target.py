@@ -90,8 +90,12 @@ class Target:
         refuse_script_args(() if self.is_script else self.script_args)
 
 
-NOT_OF_TRIALS = frozenset("name tag note copy_to copy_wait_s tracker tracker_project".split())
-"""Options of training that name a run or show it elsewhere: trials are no runs of the user's."""
+NOT_OF_TRIALS = frozenset(
+    "name tag note copy_to copy_wait_s tracker tracker_project "
+    "max_restarts on rank world_size local_rank init_method".split()
+)
+"""Options of training that name a run or show it elsewhere, or say where it is one of several
+nodes: trials are no runs of the user's, and their workers are started by the command."""
 
 
 def take_target(

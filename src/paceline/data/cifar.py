@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.download import ArchivedSet, OpenUrl, RemoteFile, advice, find_files
+from paceline.data.download import ArchivedSet, RemoteFile, advice, find_files
 from paceline.data.memory import TensorData
 from paceline.data.pickled import read_pickled
 from paceline.errors import DataError
@@ -87,7 +87,6 @@ def load_cifar10(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
     """Load CIFAR-10, downloading what is missing.
 
@@ -97,7 +96,6 @@ def load_cifar10(
         data_dir: Holds the archive, the folder `cifar-10-batches-py` or the files themselves.
         download: Whether the archive may be downloaded (170 MB, into `data_dir`).
         report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
 
     Returns:
         Training data and test data, three channels of 32x32.
@@ -105,7 +103,7 @@ def load_cifar10(
     Raises:
         DataError: A file is missing and can't be downloaded, or damaged; names the file.
     """
-    paths = find_files(_CIFAR_10.source, data_dir, download, report=report, open_url=open_url)
+    paths = find_files(_CIFAR_10.source, data_dir, download, report=report)
     return _load(_CIFAR_10, paths)
 
 
@@ -114,23 +112,9 @@ def load_cifar100(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
-    """Load CIFAR-100 with its 100 fine classes, downloading what is missing.
-
-    Args:
-        data_dir: Holds the archive, the folder `cifar-100-python` or the files themselves.
-        download: Whether the archive may be downloaded (169 MB, into `data_dir`).
-        report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
-
-    Returns:
-        Training data and test data, three channels of 32x32.
-
-    Raises:
-        DataError: A file is missing and can't be downloaded, or damaged; names the file.
-    """
-    paths = find_files(_CIFAR_100.source, data_dir, download, report=report, open_url=open_url)
+    """Load CIFAR-100 with its 100 fine classes (169 MB); all else as for `load_cifar10`."""
+    paths = find_files(_CIFAR_100.source, data_dir, download, report=report)
     return _load(_CIFAR_100, paths)
 
 

@@ -7,7 +7,6 @@ that stand in this package, and everything else is passed over.
 import fcntl
 import gzip
 import hashlib
-import http.client
 import os
 import shutil
 import tarfile
@@ -17,10 +16,11 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol
+from typing import IO, BinaryIO
 
 from paceline.errors import DataError
 from paceline.files import fsync_directory
@@ -42,23 +42,12 @@ class RemoteFile:
     sha256: str
 
 
-class Readable(Protocol):
-    """Interface of an HTTP response."""
-
-    def read(self, size: int, /) -> bytes:
-        """Give at most `size` bytes; none at the end."""
-
-
-OpenUrl = Callable[[str], AbstractContextManager[Readable]]
-
-
 def download_files(
     directory: Path,
     files: Sequence[RemoteFile],
     mirrors: Sequence[str],
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> None:
     """Fetch the files that the directory lacks; a file appears whole and verified, or not at all.
 
@@ -70,7 +59,6 @@ def download_files(
         files: What must be there in the end.
         mirrors: Addresses under which each file's name is found, tried in this order.
         report: Told what is being downloaded, by the worker that downloads.
-        open_url: Opens an address; the default speaks https only.
 
     Raises:
         DataError: No mirror gave a file, or the directory can't be written; says what to do.
@@ -80,7 +68,7 @@ def download_files(
         with locked(directory):
             for file in files:
                 if not (directory / file.name).exists():
-                    _fetch_from_mirrors(directory, file, mirrors, report, open_url or open_https)
+                    _fetch_from_mirrors(directory, file, mirrors, report)
     except OSError as error:
         raise DataError(
             f"{directory} can't be written ({error.strerror}). "
@@ -88,7 +76,7 @@ def download_files(
         ) from error
 
 
-def open_https(url: str) -> AbstractContextManager[Readable]:
+def open_https(url: str) -> HTTPResponse:
     """Open an https address; redirections to anything but https are refused.
 
     Raises:
@@ -97,7 +85,7 @@ def open_https(url: str) -> AbstractContextManager[Readable]:
     if not url.startswith("https://"):
         raise urllib.error.URLError(f"not an https address: {url}")
     opener = urllib.request.build_opener(_HttpsOnly())
-    opened: AbstractContextManager[Readable] = opener.open(url, timeout=_SILENCE_S)
+    opened: HTTPResponse = opener.open(url, timeout=_SILENCE_S)
     return opened
 
 
@@ -110,7 +98,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
         fp: object,
         code: int,
         msg: str,
-        headers: http.client.HTTPMessage,
+        headers: HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
         """Follow one redirect; an address that isn't https is an error."""
@@ -128,14 +116,13 @@ def _fetch_from_mirrors(
     file: RemoteFile,
     mirrors: Sequence[str],
     report: Callable[[str], None],
-    open_url: OpenUrl,
 ) -> None:
     failures = []
     for mirror in mirrors:
         url = mirror + file.name
         report(f"downloading {url} ({file.size_bytes / 1e6:.1f} MB)")
         try:
-            with _opened(url, open_url) as stream:
+            with _opened(url) as stream:
                 _store(directory / file.name, file, stream)
         except _TransferError as error:
             failures.append(f"{url}: {error}")
@@ -147,7 +134,7 @@ def _fetch_from_mirrors(
     )
 
 
-def _store(path: Path, file: RemoteFile, stream: Readable) -> None:
+def _store(path: Path, file: RemoteFile, stream: HTTPResponse) -> None:
     """Write what comes to a temporary file, and rename that once it proves to be the right one."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
@@ -164,7 +151,7 @@ def _store(path: Path, file: RemoteFile, stream: Readable) -> None:
         raise
 
 
-def _copy_verified(file: RemoteFile, stream: Readable, target: BinaryIO) -> None:
+def _copy_verified(file: RemoteFile, stream: HTTPResponse, target: BinaryIO) -> None:
     digest = hashlib.sha256()
     received = 0
     give_up_at = time.monotonic() + _FILE_S
@@ -183,17 +170,17 @@ def _copy_verified(file: RemoteFile, stream: Readable, target: BinaryIO) -> None
         raise _TransferError("it is another file (its SHA-256 differs)")
 
 
-def _read_chunk(stream: Readable) -> bytes:
+def _read_chunk(stream: HTTPResponse) -> bytes:
     try:
         return stream.read(_CHUNK_BYTES)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, HTTPException) as error:
         raise _TransferError(f"the transfer broke off: {error}") from error
 
 
-def _opened(url: str, open_url: OpenUrl) -> AbstractContextManager[Readable]:
+def _opened(url: str) -> HTTPResponse:
     try:
-        return open_url(url)
-    except (OSError, http.client.HTTPException) as error:
+        return open_https(url)
+    except (OSError, HTTPException) as error:
         raise _TransferError(str(error)) from error
 
 
@@ -242,7 +229,6 @@ def find_files(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> Path:
     """Find a data set's files; unpack its archive, or download it, where they are missing.
 
@@ -253,7 +239,6 @@ def find_files(
         data_dir: Holds the files, or `folder` with the files, or the archive.
         download: Whether a missing archive may be downloaded into `data_dir`.
         report: Told what is being downloaded or unpacked.
-        open_url: Opens an address; the default speaks https only.
 
     Returns:
         The directory that holds all the files.
@@ -275,7 +260,7 @@ def find_files(
             f"{data_dir}, packed or unpacked, or allow the download"
         )
     if not archive.is_file():
-        download_files(data_dir, [wanted.archive], wanted.mirrors, report=report, open_url=open_url)
+        download_files(data_dir, [wanted.archive], wanted.mirrors, report=report)
     _unpack_once(wanted, archive, report)
     return data_dir / wanted.folder
 

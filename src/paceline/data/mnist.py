@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.download import OpenUrl, RemoteFile, download_files
+from paceline.data.download import RemoteFile, download_files
 from paceline.data.memory import TensorData
 from paceline.errors import DataError
 
@@ -63,18 +63,16 @@ def read_idx(path: Path, advice: str = "") -> NDArray[np.uint8]:
 
 def _read_stream(stream: io.BufferedIOBase) -> NDArray[np.uint8]:
     shape = _read_shape(stream)
-    content = np.empty(math.prod(shape), dtype=np.uint8)
-    read = _fill(stream, content)
-    if read < len(content):
+    size = math.prod(shape)
+    content = bytearray(stream.read(size))
+    if len(content) < size:
         raise ValueError(
-            f"the file is truncated: {read} of {len(content)} bytes after the header, "
+            f"the file is truncated: {len(content)} of {size} bytes after the header, "
             f"which states the shape {shape}"
         )
     if stream.read(1):  # reading to the end also makes gzip compare its checksum
-        raise ValueError(
-            f"the file is corrupt: it goes on after the {len(content)} bytes it states"
-        )
-    return content.reshape(shape)
+        raise ValueError(f"the file is corrupt: it goes on after the {size} bytes it states")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
@@ -93,18 +91,6 @@ def _read_shape(stream: io.BufferedIOBase) -> tuple[int, ...]:
     if math.prod(shape) > _MAX_BYTES:
         raise ValueError(f"the file is corrupt: its header states the shape {shape}")
     return shape
-
-
-def _fill(stream: io.BufferedIOBase, content: NDArray[np.uint8]) -> int:
-    """Read until the array is full or the stream ends; gives the number of bytes read."""
-    view = content.data
-    filled = 0
-    while filled < len(view):
-        count = stream.readinto(view[filled:])
-        if not count:
-            break
-        filled += count
-    return filled
 
 
 _SIDE = 28
@@ -210,7 +196,6 @@ def load_mnist(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
     """Load MNIST, downloading what is missing.
 
@@ -220,7 +205,6 @@ def load_mnist(
         data_dir: Holds the four files, gzipped or not, or has them in MNIST/raw (torchvision).
         download: Whether missing files may be downloaded (12 MB, into MNIST/raw).
         report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
 
     Returns:
         Training data and test data, one channel of 28x28.
@@ -229,7 +213,7 @@ def load_mnist(
         DataError: A file is missing and can't be downloaded, truncated or corrupt, or files don't
             belong together; names the file and says where to get it.
     """
-    return _load(_MNIST, data_dir, download, report, open_url)
+    return _load(_MNIST, data_dir, download, report)
 
 
 def load_fashion_mnist(
@@ -237,27 +221,9 @@ def load_fashion_mnist(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
-    """Load Fashion-MNIST, downloading what is missing.
-
-    Every worker may call this at once; one of a node downloads, the others wait.
-
-    Args:
-        data_dir: Holds the four files, gzipped or not, or has them in FashionMNIST/raw
-            (torchvision).
-        download: Whether missing files may be downloaded (31 MB, into FashionMNIST/raw).
-        report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
-
-    Returns:
-        Training data and test data, one channel of 28x28.
-
-    Raises:
-        DataError: A file is missing and can't be downloaded, truncated or corrupt, or files don't
-            belong together; names the file and says where to get it.
-    """
-    return _load(_FASHION, data_dir, download, report, open_url)
+    """Load Fashion-MNIST (31 MB, in FashionMNIST/raw); all else as for `load_mnist`."""
+    return _load(_FASHION, data_dir, download, report)
 
 
 def _load(
@@ -265,7 +231,6 @@ def _load(
     data_dir: Path,
     download: bool,
     report: Callable[[str], None],
-    open_url: OpenUrl | None,
 ) -> tuple[TensorData, TensorData]:
     missing = [file for file in kind.files if _find(kind, data_dir, file) is None]
     if missing and not download:
@@ -276,7 +241,7 @@ def _load(
         )
     if missing:
         target = data_dir / kind.folder
-        download_files(target, missing, kind.mirrors, report=report, open_url=open_url)
+        download_files(target, missing, kind.mirrors, report=report)
     train_images, train_labels, test_images, test_labels = kind.files
     return (
         _load_part(kind, kind.title, data_dir, (train_images, train_labels)),

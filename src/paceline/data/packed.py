@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +35,7 @@ from paceline.data.options import PackOptions
 from paceline.errors import DataError, UsageError
 from paceline.files import fsync_directory, read_json_object, write_atomic, write_json, writing
 from paceline.launch.worker_count import usable_cores
+from paceline.options.fields import read_dataclass
 
 FORMAT = 1
 """Changes whenever older readers couldn't read what is written."""
@@ -102,19 +102,19 @@ def read_index(directory: Path) -> PackIndex:
     """
     path = directory / INDEX
     try:
-        content: Any = read_json_object(path, _INDEX_MAX_BYTES)
+        content = read_json_object(path, _INDEX_MAX_BYTES)
         if content["format"] != FORMAT:
             raise DataError(
                 f"{path}: written in the format {content['format']}, but this Paceline reads "
                 f"{FORMAT}: pack the folder again"
             )
-        index = _index_of(content)
+        index = read_dataclass(PackIndex, content)
     except FileNotFoundError as error:
         raise DataError(
             f"{directory} holds no packed images: there is no {INDEX}. Make it with "
             f"`paceline pack FOLDER {directory}`"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} can't be read: {error!r}. {_again(directory)}") from error
     # Sizes alone: hashing would read the whole data set, which `verify_packed` does.
     for split, packed in index.splits.items():
@@ -198,41 +198,6 @@ def _open_split(directory: Path, index: PackIndex, split: str) -> TensorData:
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         keep_on_host=True,
-    )
-
-
-def _index_of(content: Mapping[str, object]) -> PackIndex:
-    splits, names = content["splits"], content["class_names"]
-    if not isinstance(splits, dict) or not isinstance(names, list):
-        raise ValueError("splits or class_names are not what they should be")
-    return PackIndex(
-        size=int(str(content["size"])),
-        source=str(content["source"]),
-        class_names=tuple(map(str, names)),
-        splits={name: _split_of(split) for name, split in splits.items()},
-    )
-
-
-def _split_of(content: Mapping[str, object]) -> PackedSplit:
-    blocks = content["blocks"]
-    if not isinstance(blocks, list):
-        raise ValueError("blocks is no list")
-    return PackedSplit(
-        num_images=int(str(content["num_images"])),
-        labels_sha256=str(content["labels_sha256"]),
-        blocks=tuple(map(block_of, blocks)),
-    )
-
-
-def block_of(content: Mapping[str, object]) -> PackedBlock:
-    """Read a block's entry."""
-    broken = content["broken"]
-    if not isinstance(broken, list):
-        raise ValueError("broken is no list")
-    return PackedBlock(
-        num_images=int(str(content["num_images"])),
-        sha256=str(content["sha256"]),
-        broken=tuple((str(path), str(reason)) for path, reason in broken),
     )
 
 
@@ -372,7 +337,7 @@ def _resume(partial: Path, tree: ImageTree, options: PackOptions, report: Report
         write_atomic(partial / _JOURNAL, _line(head))
         lines = [head]
     for entry in lines[1:]:
-        journal[str(entry["split"])].append(block_of(entry))
+        journal[str(entry["split"])].append(read_dataclass(PackedBlock, entry))
     write_atomic(partial / _JOURNAL, b"".join(map(_line, lines)))
     # Blocks that were under way, and images beyond the last block in the journal, are written
     # again.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.download import ArchivedSet, OpenUrl, RemoteFile, advice, find_files
+from paceline.data.download import ArchivedSet, RemoteFile, advice, find_files
 from paceline.data.memory import TensorData
 from paceline.errors import DataError
 
@@ -36,7 +36,6 @@ def load_stl10(
     download: bool = True,
     *,
     report: Callable[[str], None] = lambda text: None,
-    open_url: OpenUrl | None = None,
 ) -> tuple[TensorData, TensorData]:
     """Load the labelled images of STL-10, downloading what is missing.
 
@@ -47,7 +46,6 @@ def load_stl10(
         data_dir: Holds the archive, the folder `stl10_binary` or the files themselves.
         download: Whether the archive may be downloaded (2.6 GB, into `data_dir`).
         report: Told what is being downloaded.
-        open_url: Opens an address; the default speaks https only.
 
     Returns:
         Training data (5,000 images) and test data (8,000), three channels of 96x96.
@@ -55,7 +53,7 @@ def load_stl10(
     Raises:
         DataError: A file is missing and can't be downloaded, or damaged; names the file.
     """
-    folder = find_files(_SOURCE, data_dir, download, report=report, open_url=open_url)
+    folder = find_files(_SOURCE, data_dir, download, report=report)
     names = _class_names(folder / "class_names.txt")
     train = _load_part("STL-10", folder, "train", names)
     return train, _load_part("STL-10 test", folder, "test", names)

@@ -47,6 +47,16 @@ class CollectiveListener(Protocol):
         """It is over."""
 
 
+class SmallRows(Protocol):
+    """A quicker way for rows of a few bytes."""
+
+    def takes(self, row: Tensor) -> bool:
+        """Tell whether it is small enough; the same on every worker."""
+
+    def gather(self, row: Tensor) -> Tensor:
+        """Do as `Group.gather_rows`."""
+
+
 @final
 class Group:
     """All workers of a training. With one worker every collective is the identity.
@@ -73,6 +83,8 @@ class Group:
         """Whether the backend offers only all_reduce, broadcast, reduce, all_gather, barrier."""
         self.listener: CollectiveListener | None = None
         """Called with this worker's collectives."""
+        self.small_rows: SmallRows | None = None
+        """Instead of the backend's way; set and taken away by all workers alike."""
         self._control = control_device(backend, device)
         # A thread of the backend may let go of a tensor after the call is over. Would it be the
         # last to do so, it needed the interpreter, which may be ending: that aborts the process.
@@ -90,6 +102,9 @@ class Group:
         """
         if self.world_size == 1:
             return row.unsqueeze(0)
+        if self.small_rows is not None and self.small_rows.takes(row):
+            with self._listened_to("all-gather"):
+                return self.small_rows.gather(row.contiguous().flatten())
         # These backends have only the all-gather of lists, on their own device.
         if self.has_few_operations:
             own = row.to(self._control).contiguous()

@@ -31,6 +31,7 @@ from paceline.errors import InfrastructureError
 _CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user and group."""
 _RANK = struct.Struct("i")
+_DESCRIPTOR_NUMBER = struct.Struct("i")
 _CONNECT_S = 30.0
 _READ_BYTES = 4096
 _RETRY_S = 0.001
@@ -41,7 +42,11 @@ _DESCRIPTOR = b"m"
 
 
 def connect_node(
-    group: Group, timeout_s: float | None = None, *, several: bool = False
+    group: Group,
+    timeout_s: float | None = None,
+    *,
+    several: bool = False,
+    beside_accelerators: bool = False,
 ) -> "NodeMemory | None":
     """Connect the workers of each node, with tensors in its main memory. Collective.
 
@@ -50,6 +55,7 @@ def connect_node(
         timeout_s: Seconds without a message from a worker after which waiting for it is an error;
             by default as for all that the group does.
         several: Whether there may be several nodes, of which each has memory of its own.
+        beside_accelerators: Whether it is of use to workers whose tensors are on accelerators.
 
     Returns:
         None on every worker where those of some node can't share memory (accelerators, containers
@@ -59,10 +65,11 @@ def connect_node(
     """
     if group.has_few_operations:
         return None
+    has_use = beside_accelerators or not is_accelerator(group.device)
     # Every worker takes part in each exchange below, also where it can't share memory itself.
     # 1. Listen, and tell all workers the socket's name and this worker's node.
     with ExitStack() as opened:
-        listener = _listener(group)
+        listener = _listener(group) if has_use else None
         if listener is not None:
             opened.enter_context(listener)
         name = "" if listener is None else listener.getsockname()[1:].decode()
@@ -112,7 +119,7 @@ def _node_of(rank: int, nodes: Sequence[range]) -> range:
 def _listener(group: Group) -> socket.socket | None:
     """Listen where the other workers of this node can come."""
     may_share = sys.platform == "linux" and group.placement.settled
-    if not may_share or is_accelerator(group.device) or not _may_make_memory():
+    if not may_share or not _may_make_memory():
         return None
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -222,6 +229,8 @@ class NodeMemory:
         """By rank: of memory that came before it was asked for, maybe of several calls."""
         self._ended: set[int] = set()
         """Ranks whose sockets are closed."""
+        self._room = socket.CMSG_SPACE(_DESCRIPTOR_NUMBER.size)
+        """Bytes for one descriptor that comes with a message."""
         self._poll = select.poll()
         self._rank_of: dict[int, int] = {}
         for other, peer in peers.items():
@@ -289,8 +298,10 @@ class NodeMemory:
         """
         received, self._unread = self._unread, []
         received += self._read(0.0)
+        if received or not waiting_for:
+            return received
         waiting = self._seconds_left(waiting_for)
-        while waiting_for and not received:
+        while not received:
             left_s = next(waiting)
             received = self._read(min(left_s, at_most_s))
             if at_most_s < left_s:
@@ -310,10 +321,11 @@ class NodeMemory:
         for number, _ in self._poll.poll(1000 * timeout_s):
             rank = self._rank_of[number]
             try:
-                content, descriptors, _, _ = socket.recv_fds(self._peers[rank], _READ_BYTES, 1)
+                content, beside, _, _ = self._peers[rank].recvmsg(_READ_BYTES, self._room)
             except ConnectionError:
-                content, descriptors = b"", []
-            self._descriptors[rank].extend(descriptors)
+                content, beside = b"", []
+            for _, _, descriptor in beside:
+                self._descriptors[rank].extend(_DESCRIPTOR_NUMBER.unpack(descriptor))
             if not content:  # it may have sent before all that it had to send
                 self._ended.add(rank)
                 self._poll.unregister(self._peers[rank])

@@ -6,7 +6,7 @@ from typing import Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from paceline.gradient_sync.buckets import gradient_is_gone
+from paceline.gradient_sync.buckets import gradient_is_gone, gradients_of
 
 _LOOKS = 8
 """About how often a backward pass of several buckets looks for those that have arrived."""
@@ -15,6 +15,9 @@ _LOOKS = 8
 @runtime_checkable
 class BucketAverager(Protocol):
     """Averages gradients bucket by bucket, overlapped with the backward pass."""
+
+    has_stages: bool
+    """Whether it pays to `poll` between the ends of buckets."""
 
     def buckets(self, like: Mapping[str, Tensor]) -> list[list[str]]:
         """Say which gradients leave together, in which order. Collective with other names.
@@ -55,8 +58,8 @@ class BucketOverlap:
         self._averager = averager
         self._parameters = parameters
         self._buckets = averager.buckets(parameters)
-        self._place = {n: place for place, names in enumerate(self._buckets) for n in names}
-        self._arrived: list[set[str]] = [set() for _ in self._buckets]
+        self._parameters_of = [[parameters[name] for name in names] for names in self._buckets]
+        self._arrived: set[str] = set()
         self._left = 0
         self._places: set[int] = set()
         """Addresses of the last averages that are in a place of their own."""
@@ -71,8 +74,9 @@ class BucketOverlap:
         """
         position = {name: i for i, name in enumerate(order)}
         ends = {max(names, key=position.__getitem__) for names in self._buckets}
-        # Buckets that are under way have later stages.
-        between = order[:: -(-len(order) // _LOOKS)] if len(self._buckets) > 1 else ()
+        # Buckets that are under way may have later stages.
+        looks_between = self._averager.has_stages and len(self._buckets) > 1
+        between = order[:: -(-len(order) // _LOOKS)] if looks_between else ()
         return [name for name in order if name in ends or name in between]
 
     def arrive(self, names: Sequence[str], *, starts: bool = True) -> None:
@@ -88,20 +92,24 @@ class BucketOverlap:
         Raises:
             UsageError: A parameter of a complete bucket has no gradient any more.
         """
-        for name in names:
-            arrived, gradient = self._arrived[self._place[name]], self._parameters[name].grad
-            if name in arrived:
-                self.discard()
-            arrived.add(name)
-            # Set to zero, not to None, the last average is what the next gradients are added to:
-            # what has left would take the place of those that are still to come.
-            if gradient is not None and gradient.data_ptr() in self._places:
-                self._waits = True
+        before = len(self._arrived)
+        self._arrived.update(names)
+        if len(self._arrived) < before + len(names):
+            self.discard()
+            self._waits = True
         if not starts:
             return
         # Strictly in order: collectives must begin in the same order on all workers.
-        while not self._waits and self._left < len(self._buckets) and self._is_complete(self._left):
-            self._start()
+        while not self._waits and self._left < len(self._buckets):
+            if not self._arrived.issuperset(self._buckets[self._left]):
+                break
+            gradients = self._gradients()
+            # Set to zero, not to None, the last average is what the next gradients are added to:
+            # what has left would take the place of those that are still to come.
+            if self._places.isdisjoint(map(Tensor.data_ptr, gradients.values())):
+                self._start(gradients)
+            else:
+                self._waits = True
         self._averager.poll()
 
     def finish(self) -> Mapping[str, Tensor]:
@@ -111,9 +119,9 @@ class BucketOverlap:
             As the averager's `finish`.
         """
         while self._left < len(self._buckets):
-            self._start()
+            self._start(self._gradients())
         averages = self._averager.finish()
-        self._places = {average.data_ptr() for average in averages.values()}
+        self._places = set(map(Tensor.data_ptr, averages.values()))
         self._forget()
         return averages
 
@@ -122,21 +130,19 @@ class BucketOverlap:
         self._averager.finish(keep=False)
         self._forget()
 
-    def _is_complete(self, place: int) -> bool:
-        return len(self._arrived[place]) == len(self._buckets[place])
+    def _gradients(self) -> dict[str, Tensor]:
+        """Give those of the next bucket."""
+        names = self._buckets[self._left]
+        gradients = gradients_of(self._parameters_of[self._left])
+        if gradients is None:
+            raise gradient_is_gone(next(n for n in names if self._parameters[n].grad is None))
+        return dict(zip(names, gradients, strict=True))
 
-    def _start(self) -> None:
+    def _start(self, gradients: Mapping[str, Tensor]) -> None:
         """Start to average the next bucket."""
-        gradients = {}
-        for name in self._buckets[self._left]:
-            gradient = self._parameters[name].grad
-            if gradient is None:
-                raise gradient_is_gone(name)
-            gradients[name] = gradient
         self._averager.start(gradients)
         self._left += 1
 
     def _forget(self) -> None:
         self._left, self._waits = 0, False
-        for arrived in self._arrived:
-            arrived.clear()
+        self._arrived.clear()

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, repeat
+from operator import attrgetter, is_, is_not
 from typing import Generic, TypeVar, final
 
 import torch
@@ -12,6 +14,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduction_tree import TreeSum
 
 K = TypeVar("K")
+_GRADIENT = attrgetter("grad")
 
 ALIGNMENT = 16
 """Elements to which a worker's slice is rounded up: 64 bytes of fp32."""
@@ -62,7 +65,7 @@ class Arrivals(Generic[K]):
 
     def take(self) -> list[K]:
         """Give those that have got one since, in that order, as often as they did."""
-        keys = [self._key_of[id(parameter)] for parameter in self._noted]
+        keys = list(map(self._key_of.__getitem__, map(id, self._noted)))
         self._noted.clear()
         return keys
 
@@ -119,6 +122,7 @@ class Bucket:
 
     def __init__(self, chosen: Sequence[tuple[int, nn.Parameter]], slices: int, shards: int):
         self.members = list(_laid_out(chosen))
+        self.places, self.parameters = zip(*chosen, strict=True)
         _, first = chosen[0]
         self.dtype, self.device = first.dtype, first.device
         self.step = slices * ALIGNMENT
@@ -161,17 +165,17 @@ class Bucket:
     def pack(self) -> Flat:
         """Move the gradients into a buffer; a parameter without one counts as zero."""
         flat = self.take()
-        views, gradients = [], []
-        for member, view in zip(self.members, flat.views, strict=True):
-            # Taken out of `.grad`, so that autograd starts the next shard from nothing.
-            gradient, member.parameter.grad = member.parameter.grad, None
-            if gradient is None:
-                view.zero_()
-            else:
-                views.append(view)
-                gradients.append(gradient)
-        if views:
+        gradients, views = gradients_of(self.parameters), flat.views
+        if gradients is None:
+            present = [(p.grad, view) for p, view in zip(self.parameters, views, strict=True)]
+            flat.content.zero_()
+            gradients = [gradient for gradient, _ in present if gradient is not None]
+            views = [view for gradient, view in present if gradient is not None]
+        if gradients:
             torch._foreach_copy_(views, gradients)
+        # Taken out of `.grad`, so that autograd starts the next shard from nothing.
+        for parameter in self.parameters:
+            parameter.grad = None
         self.missing = 0
         return flat
 
@@ -187,8 +191,8 @@ class Bucket:
 
     def show(self) -> None:
         """Make the sum of all shards the parameters' gradients."""
-        for member, view in zip(self.members, self.tree.values[0].views, strict=True):
-            member.parameter.grad = view
+        for parameter, view in zip(self.parameters, self.tree.values[0].views, strict=True):
+            parameter.grad = view
 
     def begin(self) -> None:
         """Take all buffers back that the last step has used."""
@@ -263,6 +267,7 @@ def lay_out(
     slices: int,
     shards: int,
     *,
+    least: int = 0,
     within_node: bool = True,
 ) -> Layout:
     """Put parameters into buckets.
@@ -273,13 +278,14 @@ def lay_out(
         most: Bytes of a bucket.
         slices: Into how many a bucket is cut: most often one for each worker.
         shards: How many there are.
+        least: Bytes below which a bucket takes in more, however large.
         within_node: Whether no network is between the workers.
     """
     sizes = [parameters[place].nbytes for place in order]
     kinds = [f"{parameters[place].dtype} {parameters[place].device}" for place in order]
     without = sorted(set(range(len(parameters))).difference(order))
     layout = Layout(bucket_bytes=most, within_node=within_node, without=without)
-    for group in cut(sizes, kinds, min(FIRST_BYTES, most), most):
+    for group in cut(sizes, kinds, min(FIRST_BYTES, most), most, least):
         chosen = [(order[i], parameters[order[i]]) for i in group]
         bucket = Bucket(chosen, slices, shards)
         layout.buckets.append(bucket)
@@ -301,7 +307,9 @@ def bucket_bytes(total: int, slices: int, peers: int, *, by_memory: bool) -> int
     return min(MAX_BYTES, max(slices * peers * SLICE_BYTES, total // parts, least))
 
 
-def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> list[list[int]]:
+def cut(
+    sizes: Sequence[int], kinds: Sequence[str], first: int, most: int, least: int = 0
+) -> list[list[int]]:
     """Group what comes in this order into buckets of one kind each.
 
     Args:
@@ -309,6 +317,7 @@ def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> li
         kinds: What can't be mixed in a bucket.
         first: Bytes at which the first bucket is full.
         most: Bytes at which any other is full; one item may be larger.
+        least: Bytes below which none is.
 
     Returns:
         Positions, ascending in each bucket; the buckets in the order in which they are complete.
@@ -318,7 +327,8 @@ def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> li
     filled: dict[str, int] = {}
     for position, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
         # Parameters of different kinds alternate, so one bucket of each kind is open at a time.
-        if kind in filling and filled[kind] + size > (most if done else first):
+        limit = most if done else first
+        if kind in filling and filled[kind] >= least and filled[kind] + size > limit:
             done.append(filling.pop(kind))
             filled[kind] = 0
         filling.setdefault(kind, []).append(position)
@@ -326,6 +336,19 @@ def cut(sizes: Sequence[int], kinds: Sequence[str], first: int, most: int) -> li
     done += filling.values()
     # A bucket is complete when its last gradient is.
     return sorted(done, key=lambda group: group[-1])
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor] | None:
+    """Give what these parameters have in `.grad`; None if one has nothing."""
+    gradients = list(map(_GRADIENT, parameters))
+    return None if any(map(is_, gradients, repeat(None))) else gradients
+
+
+def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Make `.grad` None where it isn't."""
+    every = list(parameters)
+    for parameter in compress(every, map(is_not, map(_GRADIENT, every), repeat(None))):
+        parameter.grad = None
 
 
 def gradient_is_gone(name: str) -> UsageError:

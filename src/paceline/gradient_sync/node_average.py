@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.distributed.node_memory import NodeMemory
-from paceline.gradient_sync.buckets import Bucket, Layout, bucket_bytes, lay_out
+from paceline.gradient_sync.buckets import (
+    MIN_BYTES_WITHIN_NODE,
+    Bucket,
+    Layout,
+    bucket_bytes,
+    lay_out,
+)
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange
 from paceline.gradient_sync.ordered.reduction_tree import Node
@@ -29,6 +35,8 @@ class NodeAverage:
 
     They are added along one tree in the order of the workers, then divided by their number.
     """
+
+    has_stages = False
 
     def __init__(self, memory: NodeMemory, module: nn.Module) -> None:
         """Args:
@@ -79,8 +87,10 @@ class NodeAverage:
         named = self._bucket_of[next(iter(gradients))]
         named.bucket.begin()
         flat = named.bucket.take()
-        views = dict(zip(named.names, flat.views, strict=True))
-        places = [views[name] for name in gradients]
+        places = flat.views
+        if len(gradients) < len(places):
+            views = dict(zip(named.names, places, strict=True))
+            places = [views[name] for name in gradients]
         torch._foreach_copy_(places, list(gradients.values()))
         named.bucket.tree.push(Node(0, self._rank), flat)
         self._exchange.send(named.bucket, named.layout)
@@ -104,13 +114,10 @@ class NodeAverage:
         if self._left:
             self._exchange.finish(0)
         left, self._left = self._left, []
-        if not keep:
-            return {}
-        return {
-            name: view
-            for named in left
-            for name, view in zip(named.names, named.bucket.tree.values[0].views, strict=True)
-        }
+        averages: dict[str, Tensor] = {}
+        for named in left if keep else ():
+            averages.update(zip(named.names, named.bucket.tree.values[0].views, strict=True))
+        return averages
 
     def release(self) -> None:
         """Leave the others. Local to the worker; averages that are in use stay."""
@@ -131,7 +138,8 @@ class NodeAverage:
         own = dict(self._module.named_parameters())
         parameters, workers = [own[name] for name in names], self._workers
         most = bucket_bytes(sum(p.nbytes for p in parameters), workers, workers, by_memory=True)
-        layout = lay_out(parameters, range(len(names))[::-1], most, workers, workers)
+        order = range(len(names))[::-1]
+        layout = lay_out(parameters, order, most, workers, workers, least=MIN_BYTES_WITHIN_NODE)
         self._exchange.prepare(layout)
         return [
             _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)

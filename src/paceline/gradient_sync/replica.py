@@ -5,7 +5,9 @@ goes through DistributedDataParallel.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Protocol, final
 
 import torch
@@ -16,7 +18,7 @@ from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
-from paceline.gradient_sync.buckets import Arrivals, gradient_is_gone
+from paceline.gradient_sync.buckets import Arrivals, gradient_is_gone, gradients_of
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -79,7 +81,7 @@ class Replica:
         self._arrivals = Arrivals[str]({})
         """Parameters that backward passes have reached, where deferred, and that aren't counted
         yet."""
-        self._reached: dict[str, int] = {}
+        self._reached: Counter[str] = Counter()
         """Parameters that backward passes have reached since the last averaging; how often the last
         pass, which averages, did."""
         self._departures: BucketOverlap | None = None
@@ -218,47 +220,47 @@ class Replica:
             return ()
         # Which parameters have a gradient on some worker; all workers agree on it.
         self._count_arrivals()
-        held = [name in self._reached for name in self.parameters]
+        held = list(map(self._reached.__contains__, self.parameters))
         if isinstance(averager, NodeAverage) and not self._settled and self._any_sparse():
             self.defer_to(None)
             return self.finish_backward()
-        reached, self._reached = self._reached, {}
+        reached, self._reached = self._reached, Counter()
         was_settled, without = self._settled, self._without(held)
         if without is None:
             return ()  # it was about another model
-        gradients = self._gradients(without, reached)
+        self._fill_gradients(without, reached)
         # Wait for the buckets that left during the backward pass, or send everything now.
         if self._departures is not None and not without:
+            parameters = self.parameters
             for name, average in self._departures.finish().items():
-                self.parameters[name].grad = average
+                parameters[name].grad = average
         else:
             self._recall()
-            averager.average_(gradients)
+            grads = {name: p.grad for name, p in self.parameters.items() if name not in without}
+            averager.average_({n: grad for n, grad in grads.items() if grad is not None})
         # Buckets may leave during backward passes once one has given every parameter a gradient.
         is_first = not self._has_looked_at_a_pass and not self._partly
         if is_first and isinstance(averager, BucketAverager):
             self._prepare_departures(averager, reached)
         return () if was_settled else tuple(without)
 
-    def _gradients(self, without: list[str], reached: Mapping[str, int]) -> dict[str, Tensor]:
-        """Give what is averaged, the same parameters on every worker.
+    def _fill_gradients(self, without: list[str], reached: Mapping[str, int]) -> None:
+        """Give zeros to parameters that have a gradient on other workers alone.
 
         Args:
             without: Parameters that no worker has a gradient for.
-            reached: Those that have got one here; another one contributes zeros.
+            reached: Those that have got one here.
 
         Raises:
             UsageError: A gradient that had come is gone.
         """
-        gradients = {}
+        if gradients_of(self.parameters.values()) is not None:
+            return
         for name, parameter in self.parameters.items():
-            if name not in without:
-                if parameter.grad is None:
-                    if self._departures is not None and name in reached:
-                        raise gradient_is_gone(name)
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients[name] = parameter.grad
-        return gradients
+            if parameter.grad is None and name not in without:
+                if self._departures is not None and name in reached:
+                    raise gradient_is_gone(name)
+                parameter.grad = torch.zeros_like(parameter)
 
     def _any_sparse(self) -> bool:
         """Learn whether a worker has a sparse gradient. Collective."""
@@ -335,8 +337,11 @@ class Replica:
         names = self._arrivals.take()
         if not names:
             return
-        for name in names:
-            self._reached[name] = self._reached.get(name, 0) + self._syncing
+        if self._syncing:
+            self._reached.update(names)
+        else:
+            for name in names:
+                self._reached.setdefault(name, 0)
         if self._departures is not None and self._syncing and self.used:
             self._departures.arrive(names, starts=starts)
 
@@ -354,14 +359,14 @@ class Replica:
 
     def _take_parameters(self) -> None:
         self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self._trained = [p.requires_grad for p in self._every]
+        self._trained = list(map(_IS_TRAINED, self._every))
         self._parallel, self._partly, self.used = None, False, False
         self._settled = False
         self._watch()
 
     def _is_frozen(self) -> bool:
         """Tell whether nothing is trained now; notice what the script has frozen or thawed."""
-        trained = [p.requires_grad for p in self._every]
+        trained = list(map(_IS_TRAINED, self._every))
         # The usual case: nothing was frozen or thawed since the last step.
         if trained == self._trained:
             return not self.parameters
@@ -469,6 +474,9 @@ class _PlainState:
         if not isinstance(state, dict):
             return state  # the class has a way of its own
         return {name: value for name, value in state.items() if name not in _OURS}
+
+
+_IS_TRAINED = attrgetter("requires_grad")
 
 
 def _parallel(body: _Body, device: torch.device, *, partly: bool) -> DistributedDataParallel:

@@ -75,30 +75,6 @@ LIST_OPTIONS = "--list-options"
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
-def parse_options(
-    command: str,
-    about: str,
-    tokens: Sequence[str],
-    options: Iterable[OptionField],
-) -> dict[str, OptionValue]:
-    """Read options from a command line, and from the environment where it doesn't name them.
-
-    Args:
-        command: Name to show, for example `paceline train digits`.
-        about: What `--help` says first.
-        tokens: The command line after the command.
-        options: What is known; `default` is only shown.
-
-    Returns:
-        The options that were given, by name; not the defaults.
-
-    Raises:
-        HelpShown: Help was asked for and printed.
-        UsageError: Something unknown or unreadable was given.
-    """
-    return dict(read_options(command, about, tokens, options).values)
-
-
 @final
 @dataclass(frozen=True)
 class GivenOptions:
@@ -126,18 +102,22 @@ def read_options(
     hint: str = "",
     settled: Collection[str] = (),
 ) -> GivenOptions:
-    """Read options as `parse_options`, and from a file where they have `--config`.
+    """Read options from a command line, the environment and, with `--config`, a file.
 
     What counts most comes first: the command line, the environment, the file.
 
     Args:
-        command: As for `parse_options`, like what follows.
-        about: What `--help` says.
-        tokens: The command line.
-        options: What is known.
+        command: Name to show, for example `paceline train digits`.
+        about: What `--help` says first.
+        tokens: The command line after the command.
+        options: What is known; `default` is only shown.
         hint: For an error.
         settled: Names of options of training that the command settles itself. In a file, which may
             be for `paceline train` as well, they have no effect.
+
+    Raises:
+        HelpShown: Help was asked for and printed.
+        UsageError: Something unknown or unreadable was given.
     """
     listed = list(options)
     if wants_help(tokens):
@@ -479,9 +459,9 @@ def show_help(
     """Print a command's help: its basic options in short, or all of them in full.
 
     Args:
-        command: As for `parse_options`.
+        command: As for `read_options`.
         about: What it says first.
-        options: As for `parse_options`.
+        options: As for `read_options`.
         tokens: The command line, with `--help-all` for all of them.
 
     Raises:
@@ -524,7 +504,7 @@ def read_command(
             be left out.
         about: What `--help` says first.
         tokens: The command line after the command.
-        options: As for `parse_options`.
+        options: As for `read_options`.
         words: What each positional argument is, for the error where it is missing.
 
     Raises:
@@ -537,7 +517,7 @@ def read_command(
     for what in words if "[" not in usage or names_something(tokens) else ():
         word, tokens = take_word(tokens, usage, what)
         given.append(word)
-    return given, parse_options(usage, about, tokens, options)
+    return given, read_options(usage, about, tokens, options).values
 
 
 def note(line: str) -> None:

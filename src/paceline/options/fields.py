@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import PurePath
 from sys import float_info
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from paceline.errors import UsageError
 from paceline.files import describe_json
@@ -247,6 +247,8 @@ def fits(value: object, annotation: object) -> bool:
         return value in parts
     if origin is tuple:
         return _fits_tuple(value, parts)
+    if origin is Mapping:
+        return isinstance(value, Mapping)
     if annotation in (int, float):
         numbers = (int, float) if annotation is float else int
         return isinstance(value, numbers) and not isinstance(value, bool)
@@ -259,37 +261,6 @@ def _fits_tuple(value: object, parts: tuple[object, ...]) -> bool:
     if len(parts) == 2 and parts[1] is Ellipsis:
         return all(fits(item, parts[0]) for item in value)
     return len(value) == len(parts) and all(map(fits, value, parts))
-
-
-def check_types(kind: type, content: object) -> dict[str, Any]:
-    """Check what was read from a file against a dataclass: its names, and the type of each value.
-
-    Objects and lists are looked into no further than that they are ones.
-
-    Args:
-        kind: The dataclass that is to be made of it.
-        content: As JSON gave it.
-
-    Returns:
-        The content, fit for `kind(**...)`.
-
-    Raises:
-        ValueError: It is something else; the message names the first thing that is wrong.
-    """
-    if not isinstance(content, dict):
-        raise ValueError(f"a {kind.__name__} should be an object, not {describe_json(content)}")
-    hints = get_type_hints(kind)
-    # Missing names first, then unknown ones and wrong types.
-    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-    for name in sorted(needed - content.keys()):
-        raise ValueError(f"{name} is missing")
-    for name, value in content.items():
-        if name not in hints:
-            raise ValueError(f"{describe_json(name)} is unknown")
-        if not _fits_plain(value, hints[name]):
-            expected = describe_type(hints[name])
-            raise ValueError(f"{name} is {describe_json(value)}; it should be {expected}")
-    return content
 
 
 def pick(kind: type[Shape], values: Mapping[str, OptionValue]) -> Shape:
@@ -315,14 +286,22 @@ def read_dataclass(kind: type[Shape], content: object, *, strict: bool = False) 
     Raises:
         ValueError: It is something else; the message names what is wrong.
     """
-    if not strict and isinstance(content, Mapping):
-        names = {f.name for f in fields(kind)}  # type: ignore[arg-type]  # any dataclass
-        content = {name: value for name, value in content.items() if name in names}
+    if not isinstance(content, Mapping):
+        raise ValueError(f"a {kind.__name__} should be an object, not {describe_json(content)}")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # any dataclass
+    needed = (n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING)
+    for name in sorted(needed):
+        if name not in content:
+            raise ValueError(f"{name} is missing")
+    for name in content if strict else ():
+        if name not in known:
+            raise ValueError(f"{describe_json(name)} is unknown")
     hints = get_type_hints(kind)
     return kind(
         **{
             name: _read_value(hints[name], value, name, strict)
-            for name, value in check_types(kind, content).items()
+            for name, value in content.items()
+            if name in known
         }
     )
 
@@ -331,7 +310,7 @@ def _read_value(hint: object, content: object, name: str, strict: bool) -> objec
     origin, parts = get_origin(hint), get_args(hint)
     # Types that consist of others: each of their values is read by its own type.
     if origin in (Union, UnionType):
-        return _read_first(parts, content, name, strict)
+        return _read_first(hint, content, name, strict)
     if origin is tuple and isinstance(content, list):
         kinds = parts[:1] * len(content) if parts[-1] is Ellipsis else parts
         pairs = zip(kinds, content, strict=True)
@@ -339,37 +318,28 @@ def _read_value(hint: object, content: object, name: str, strict: bool) -> objec
     if origin is Mapping and isinstance(content, Mapping):
         items = content.items()
         return {str(k): _read_value(parts[1], value, name, strict) for k, value in items}
-    if is_dataclass(hint):
+    if is_dataclass(hint) and isinstance(content, Mapping):
         return read_dataclass(cast(type[object], hint), content, strict=strict)
     # Plain values.
     if not fits(content, hint):
-        raise ValueError(f"{name} is {describe_json(content)}; it should be {describe_type(hint)}")
+        raise _wrong_type(name, content, hint)
     return content
 
 
-def _read_first(hints: Iterable[object], content: object, name: str, strict: bool) -> object:
+def _read_first(union: object, content: object, name: str, strict: bool) -> object:
     """Read a value as the first of several types that it fits."""
-    problem = ValueError(f"{name} is {describe_json(content)}")
-    for hint in hints:
+    problem = _wrong_type(name, content, union)
+    for hint in get_args(union):
         try:
             return _read_value(hint, content, name, strict)
         except ValueError as error:
-            problem = error if is_dataclass(hint) else problem
+            # What is wrong inside of an object says more.
+            problem = error if is_dataclass(hint) and isinstance(content, Mapping) else problem
     raise problem
 
 
-def _fits_plain(value: object, annotation: object) -> bool:
-    """Tell as `fits` whether a value is right, where JSON stands for what it can't carry."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return any(_fits_plain(value, part) for part in parts)
-    if origin is tuple:
-        return isinstance(value, list)
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, dict)
-    if is_dataclass(annotation):
-        return isinstance(value, dict)
-    return fits(value, annotation)
+def _wrong_type(name: str, content: object, hint: object) -> ValueError:
+    return ValueError(f"{name} is {describe_json(content)}; it should be {describe_type(hint)}")
 
 
 def describe_type(annotation: object) -> str:

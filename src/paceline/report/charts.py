@@ -14,11 +14,16 @@ from paceline.results.metrics_table import Metrics, best_row
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
 
-SPAN = 50
+_SPAN = 50
 """Where the largest value is more than so many times the smallest, a scale is logarithmic."""
 
 Scale = Literal["plain", "percent"]
 Role = Literal["train", "validation", "single", "part"]
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Tell whether values lie so far apart that only a logarithmic scale shows them all."""
+    return min(values, default=0.0) > 0 and max(values) / min(values) > _SPAN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +73,7 @@ class Chart:
     def logarithmic(self) -> bool:
         """Whether the values span so much that only a logarithmic axis shows them."""
         finite = [v for series in self.series for v in series.values if not math.isnan(v)]
-        if self.scale == "percent" or self.from_zero or not finite or min(finite) <= 0:
-            return False
-        return max(finite) / min(finite) > SPAN
+        return self.scale != "percent" and not self.from_zero and spans_decades(finite)
 
     @property
     def description(self) -> str:

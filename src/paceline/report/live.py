@@ -11,7 +11,7 @@ from typing import final
 from paceline.errors import DataError, UsageError
 from paceline.launch.watchdog.stragglers import WorkerSpeed, read_live
 from paceline.options.durations import parse_duration_s
-from paceline.report.charts import SPAN, best_position
+from paceline.report.charts import best_position, spans_decades
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, describe_ending, find_state
 from paceline.results.growing_table import GrowingTable
@@ -196,11 +196,6 @@ def status_of(
         best_val_accuracy=_cell(report.metrics, "val_accuracy", best),
         problems=report.problems,
     )
-
-
-def spans_decades(values: Sequence[float]) -> bool:
-    """Tell whether values lie so far apart that only a logarithmic scale shows them all."""
-    return min(values, default=0.0) > 0 and max(values) / min(values) > SPAN
 
 
 def sparkline(values: Sequence[float], width: int, *, plain: bool = False) -> str:

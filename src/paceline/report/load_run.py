@@ -65,6 +65,22 @@ class RunReport:
         """What the run's samples are called."""
         return sample_unit(self.run)
 
+    @property
+    def epochs_done(self) -> int:
+        """Epochs by the summary, else those of the table."""
+        done = whole(self.summary, "epochs")
+        return len(self.metrics) if done is None else done
+
+    def figure(self, name: str, column: str = "") -> float | None:
+        """Give a figure of the summary, else the newest in the table's column of that name.
+
+        Args:
+            name: In the summary.
+            column: In the table, where it has another name.
+        """
+        value = number(self.summary, name)
+        return self.metrics.last(column or name) if value is None else value
+
 
 def read_run(run: RunDirectory, *, with_steps: bool = True) -> RunReport:
     """Read what there is of a run; blocks for a few small files only.

@@ -119,9 +119,8 @@ def _finish(report: "RunReport", reason: str) -> str:
 
 
 def _epochs(report: "RunReport") -> str:
-    done = whole(report.summary, "epochs")
     planned = whole(section(report.run, "settings"), "epochs")
-    done = len(report.metrics) if done is None else done
+    done = report.epochs_done
     if planned is None:
         return plural(done, "epoch")
     return f"all {plural(done, 'epoch')}" if done == planned else f"{done:,} of {planned:,} epochs"

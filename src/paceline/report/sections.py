@@ -120,10 +120,26 @@ def key_figures(report: RunReport) -> tuple[KeyFigure, ...]:
     derived = section(report.run, "derived")
     chosen = (
         _accuracy(report),
-        _validation_loss(report),
-        _top5(report),
-        _speed(report),
-        _time(report),
+        KeyFigure(
+            label="Validation loss",
+            value=figures.dashed(figures.show_loss)(report.figure("val_loss")),
+            note="last epoch",
+        ),
+        KeyFigure(
+            label="Top-5 accuracy",
+            value=figures.show_percent(report.figure("val_top5_accuracy")),
+            note="last epoch",
+        ),
+        KeyFigure(
+            label=f"{report.unit.capitalize()}/s",
+            value=figures.show_speed(report.figure("images_per_s")),
+            note="all workers",
+        ),
+        KeyFigure(
+            label="Training time",
+            value=figures.dashed(format_duration)(report.figure("train_time_s", "time_s")),
+            note=plural(report.epochs_done, "epoch"),
+        ),
         KeyFigure(
             label="Workers",
             value=figures.show_count(_first(report.summary, derived, "world_size")),
@@ -431,36 +447,6 @@ def _accuracy(report: RunReport) -> KeyFigure:
     if section(report.run, "settings").get("best_by") == "val_loss":
         label, note = "Accuracy", f"{note}, with the best loss"
     return KeyFigure(label=label, value=figures.show_percent(best), note=note)
-
-
-def _validation_loss(report: RunReport) -> KeyFigure:
-    value = number(report.summary, "val_loss")
-    value = report.metrics.last("val_loss") if value is None else value
-    return KeyFigure(
-        label="Validation loss", value=figures.dashed(figures.show_loss)(value), note="last epoch"
-    )
-
-
-def _top5(report: RunReport) -> KeyFigure:
-    value = number(report.summary, "val_top5_accuracy")
-    value = report.metrics.last("val_top5_accuracy") if value is None else value
-    return KeyFigure(label="Top-5 accuracy", value=figures.show_percent(value), note="last epoch")
-
-
-def _speed(report: RunReport) -> KeyFigure:
-    value = number(report.summary, "images_per_s")
-    value = report.metrics.last("images_per_s") if value is None else value
-    label = f"{report.unit.capitalize()}/s"
-    return KeyFigure(label=label, value=figures.show_speed(value), note="all workers")
-
-
-def _time(report: RunReport) -> KeyFigure:
-    value = number(report.summary, "train_time_s")
-    value = report.metrics.last("time_s") if value is None else value
-    shown = figures.dashed(format_duration)(value)
-    done = whole(report.summary, "epochs")
-    epochs = plural(len(report.metrics) if done is None else done, "epoch")
-    return KeyFigure(label="Training time", value=shown, note=epochs)
 
 
 def _nodes(nodes: float | None) -> str:

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from paceline.options import figures
 from paceline.options.figures import listed, plural
 from paceline.options.text import printable
-from paceline.report.charts import MAX_POINTS, SPAN, thin
+from paceline.report.charts import MAX_POINTS, spans_decades, thin
 from paceline.report.scaling.charts import COLOURS_THERE, Event, Line, Picture
 from paceline.report.scaling.lines import draw_lines
 from paceline.report.sections import Setting, Table, facts
@@ -132,14 +132,13 @@ def _losses_picture(found: JsonObject, events: tuple[Event, ...]) -> Picture:
                 see_through=colour > 0,
             )
             lines.append(line)
-    values = [y for line in lines for _, y in line.points]
     return Picture(
         slug="losses",
         title="Loss by step",
         caption="Of all ranks together. Dashes let lines that lie over each other be seen.",
         across="step",
         lines=tuple(lines),
-        log_up=bool(values) and min(values) > 0 and max(values) > SPAN * min(values),
+        log_up=spans_decades([y for line in lines for _, y in line.points]),
         events=events,
     )
 

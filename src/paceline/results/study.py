@@ -5,12 +5,12 @@ Beside it a study's directory has `measured/NAME.json`, what each of its trainin
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self, final
 
 from paceline.files import read_json_object, write_json, writing
-from paceline.options.fields import check_types, read_dataclass
+from paceline.options.fields import read_dataclass
 from paceline.results.json_object import (
     JsonObject,
     entries,
@@ -248,7 +248,7 @@ class Measured:
             content = read_json_object(path)
             profile = content.pop("profile")
             step_profile = None if profile is None else StepProfile.from_json(json.dumps(profile))
-            return cls(**check_types(cls, content), profile=step_profile)
+            return replace(read_dataclass(cls, content, strict=True), profile=step_profile)
         except (OSError, ValueError, KeyError):
             return None
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from paceline.distributed.environment import detect_launchers, read_environment
 from paceline.errors import UsageError
-from paceline.options.command_line import flag, misspelt_variables, note, parse_options
+from paceline.options.command_line import flag, misspelt_variables, note, read_options
 from paceline.options.fields import OptionField, OptionValue, unknown_name
 from paceline.options.figures import listed as in_words
 from paceline.training.config import OF_RECIPES, shown_name, training_options
@@ -95,7 +95,7 @@ def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False
 def from_environment() -> dict[str, OptionValue]:
     """Read the options that stand in the environment, such as PACELINE_PRECISION."""
     warn_of_variables(training_options().values(), is_script=True)
-    return parse_options("the environment", "", (), script_options().values())
+    return read_options("the environment", "", (), script_options().values()).values
 
 
 def settled(

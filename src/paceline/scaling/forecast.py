@@ -95,32 +95,33 @@ def _with_every(request: ForecastRequest, method: SyncOptions) -> SyncOptions:
     if method.sync not in LOCAL_METHODS:
         return method
     profile, assumed = request.profile, request.assumed
-    cluster = Cluster(
-        nodes=request.nodes[-1],
-        per_node=request.gpus_per_node,
-        network=request.link.network,
-        within=request.within,
-        library=library_of(profile, assumed),
-        shares_memory=profile.device == "cpu",
-    )
+    cluster = _cluster(request, request.nodes[-1])
     share = profile.world_size / cluster.workers if assumed.mode == "strong" else 1.0
     compute = Compute.of(profile).scaled(share)
     machine = assumed.machine or Machine.usual(profile.device)
     return choose_local(compute, cluster, machine, max(_TARGET, request.pays), method)
 
 
-def _band(request: ForecastRequest, method: SyncOptions, nodes: int) -> Band:
-    q = request
-    network, per_node = q.link.network, q.gpus_per_node
-    return predict_band(q.profile, method, nodes, per_node, network, q.within, q.assumed)
+def _cluster(request: ForecastRequest, nodes: int, network: Network | None = None) -> Cluster:
+    return Cluster(
+        nodes=nodes,
+        per_node=request.gpus_per_node,
+        network=network or request.link.network,
+        within=request.within,
+        library=library_of(request.profile, request.assumed),
+        shares_memory=request.profile.device == "cpu",
+    )
 
 
 def _at(
     request: ForecastRequest, method: SyncOptions, nodes: int, network: Network | None = None
 ) -> Predicted:
-    q = request
-    there = network or q.link.network
-    return predict(q.profile, method, nodes, q.gpus_per_node, there, q.within, q.assumed)
+    cluster = _cluster(request, nodes, network)
+    return predict(request.profile, method, cluster, request.assumed)
+
+
+def _band(request: ForecastRequest, method: SyncOptions, nodes: int) -> Band:
+    return predict_band(request.profile, method, _cluster(request, nodes), request.assumed)
 
 
 def _needed_bytes_per_s(request: ForecastRequest) -> float | None:

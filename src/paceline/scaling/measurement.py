@@ -89,21 +89,20 @@ def _chosen(run: RunDirectory) -> str | None:
     return None
 
 
-def read_trained(run: RunDirectory, name: str) -> Trained:
-    """Read a whole training.
+def read_whole(run: RunDirectory, name: str) -> Trained | None:
+    """Read a training; None where it isn't over: a signal has ended it, or it left no summary.
 
     Args:
         run: Its run directory.
         name: As the study names it.
-
-    Raises:
-        DataError: It left no summary.
     """
     try:
         summary = run.read_summary()
         derived = section(run.read_run(), "derived")
-    except (OSError, ValueError, UsageError) as error:
-        raise DataError(f"{run.path} has no summary of the training: {error}") from error
+    except (OSError, ValueError, UsageError):
+        return None
+    if summary.get("stopped_because") == _SIGNAL:
+        return None
     return Trained(
         run_dir=name,
         epochs=whole(summary, "epochs") or 0,
@@ -115,15 +114,6 @@ def read_trained(run: RunDirectory, name: str) -> Trained:
         test_accuracy=number(summary, "test_accuracy"),
         curve=_curve(read_metrics(run.metrics_csv, []), derived),
     )
-
-
-def read_whole(run: RunDirectory, name: str) -> Trained | None:
-    """Read a training, None where it isn't over: a signal has ended it, or it left no summary."""
-    try:
-        trained = read_trained(run, name)
-    except (DataError, UsageError):
-        return None
-    return None if trained.stopped_because == _SIGNAL else trained
 
 
 def _curve(metrics: Metrics, derived: JsonObject) -> tuple[CurvePoint, ...]:

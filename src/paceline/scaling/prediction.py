@@ -103,46 +103,29 @@ _USUAL = Assumptions()
 
 
 def predict(
-    profile: StepProfile,
-    method: SyncOptions,
-    nodes: int,
-    gpus_per_node: int,
-    network: Network,
-    within: Network | None = None,
-    assumed: Assumptions = _USUAL,
+    profile: StepProfile, method: SyncOptions, cluster: Cluster, assumed: Assumptions = _USUAL
 ) -> Predicted:
     """Predict a training from the profile of another one, ideally of one worker.
 
     Args:
         profile: What it measured. What several workers waited for is left out.
         method: How gradients become one.
-        nodes: Number of hosts.
-        gpus_per_node: Workers on each.
-        network: Between nodes.
-        within: Between the workers of a node; None: as if it took no time.
+        cluster: Hosts, workers and networks to come.
         assumed: All the rest.
 
     Raises:
         UsageError: With strong scaling there are more workers than samples in a step.
     """
-    cluster = _cluster(profile, nodes, gpus_per_node, network, within, assumed)
     return _predict(profile, Compute.of(profile), method, cluster, assumed)
 
 
 def predict_band(
-    profile: StepProfile,
-    method: SyncOptions,
-    nodes: int,
-    gpus_per_node: int,
-    network: Network,
-    within: Network | None = None,
-    assumed: Assumptions = _USUAL,
+    profile: StepProfile, method: SyncOptions, cluster: Cluster, assumed: Assumptions = _USUAL
 ) -> Band:
     """Predict with an uncertainty band, by Monte Carlo over the numbers that aren't sure.
 
     The draws are the same in every call. Arguments and errors are those of `predict`.
     """
-    cluster = _cluster(profile, nodes, gpus_per_node, network, within, assumed)
     compute = Compute.of(profile)
     # Monte Carlo over what isn't sure: the link, the device's speed, the waiting.
     drawn = [
@@ -162,24 +145,6 @@ def predict_band(
         step_s=spread(lambda one: one.step_s),
         images_per_s=spread(lambda one: one.images_per_s),
         epoch_s=spread(lambda one: one.epoch_s or 0.0) if knows_epochs else None,
-    )
-
-
-def _cluster(
-    profile: StepProfile,
-    nodes: int,
-    gpus_per_node: int,
-    network: Network,
-    within: Network | None,
-    assumed: Assumptions,
-) -> Cluster:
-    return Cluster(
-        nodes=nodes,
-        per_node=gpus_per_node,
-        network=network,
-        within=within,
-        library=library_of(profile, assumed),
-        shares_memory=profile.device == "cpu",
     )
 
 

@@ -11,7 +11,7 @@ from paceline.files import read_json_object, why_unreadable
 from paceline.gradient_sync.cost_model import Compute
 from paceline.gradient_sync.network_model import Cluster, Library, Network
 from paceline.gradient_sync.options import SyncOptions
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.options.figures import show_bandwidth, show_short_percent, show_time
 from paceline.options.quantities import parse_bandwidth_bytes_per_s, parse_count, parse_short_time_s
 from paceline.results.profile import StepProfile
@@ -160,7 +160,7 @@ def _method(size: SizeResult) -> SyncOptions:
     known = {field.name for field in fields(SyncOptions)}
     options = {n: v for n, v in size.method_options.items() if n in known and v is not None}
     settings = options | {"sync": size.method, "sync_warmup_steps": None}
-    return SyncOptions(**check_types(SyncOptions, settings))
+    return read_dataclass(SyncOptions, settings, strict=True)
 
 
 def stated_link(link: str, round_trip: str | None, library: Library) -> NetworkLink:

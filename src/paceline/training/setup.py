@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
+from paceline.distributed.node_rows import rows_in_memory
 from paceline.distributed.shared_storage import shared_between_nodes
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.registry import sync_methods
@@ -94,6 +95,7 @@ def open_session(
     note.has_begun = False  # of an earlier session of this process
     with ExitStack() as opened:
         opened.callback(console.close)
+        opened.enter_context(rows_in_memory(group))
         engine = _build(config, run, group, stop_flag, console, own_options, announce, opened)
         opened.callback(engine.release)
         opened.callback(engine.snapshots.close)

@@ -120,6 +120,11 @@ class Case:
         """How many there are in the launch that is to be explained."""
         return self.other.workers
 
+    def found_beyond(self, cause: Cause, what: str) -> Finding:
+        """Make a finding that shows in the first step with more than rounding between the two."""
+        assert self.beyond is not None
+        return self.found(cause, what, step=self.beyond.step, tensor=self.beyond.first_tensor)
+
     def found(
         self,
         cause: Cause,

@@ -27,6 +27,7 @@ from paceline.verify.launch_commands import (
     variables_for,
     with_workers,
 )
+from paceline.verify.options import VerifyOptions
 
 if TYPE_CHECKING:
     from paceline.launch.local.launcher import LaunchOutcome
@@ -37,7 +38,6 @@ PRELOAD = ("paceline.script.verified", "torch._dynamo")
 OBSERVED = "paceline.script.verified"
 """Runs a script in a worker that another launcher has started."""
 _TIMEOUT_S = 120.0
-_RECORDS = "seen"
 _OVERLAY = "overlay"
 _LAST_LINES = 20
 _REFUSALS = ("Permission denied", "os error 13")
@@ -49,50 +49,35 @@ _REFUSED_WRITES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeRequest:
-    """How a training is killed and started again."""
-
-    more_args: tuple[str, ...]
-    """Arguments of the script, besides its own."""
-    kill_at: int | None
-    """Step; None: drawn at random."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
     """What is verified, and how."""
 
     training: TrainRequest
     config: TrainConfig
     workers: tuple[int, ...]
-    steps: int
-    tolerance: float | None
-    json: str | None
-    html: str | None
-    resume: ResumeRequest | None
-    """How it is killed and resumed; None: that isn't verified."""
-    command: LaunchCommand | None
+    options: VerifyOptions
+    command: LaunchCommand | None = None
     """The user's own, by which workers are started; None: Paceline starts them."""
-
-    @property
-    def epochs(self) -> int:
-        """Epochs that are trained: to resume, one before and one after that of the kill."""
-        return 2 if self.resume is None else 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPart:
-    """One of the launches that show whether a training resumes."""
+    """What one of the launches is for."""
 
     name: str
     run: str = ""
-    """Name of the run directory, where another launch has it, too; empty: the name."""
+    """Name of the run directory, where another launch has it, too; empty: one of its own."""
+    is_disturbed: bool = False
+    """Whether it is the yardstick, whose weights and gradients are disturbed by rounding."""
     kill_at: int = 0
     """Step after which all workers are killed; 0: none."""
     more_args: tuple[str, ...] = ()
     hash_seed: str = "0"
     """By which a command of the user's hashes text in it: Python draws another at each start.
     `paceline run` and `train` do not."""
+
+
+_TRAINED = LaunchPart(name="trained")
 
 
 @dataclass(frozen=True)
@@ -108,9 +93,7 @@ class VerifyLauncher:
         """Whether the training promises the same dropout on any number of workers."""
         return self.request.config.data.shards is not None
 
-    def launch(
-        self, workers: int, *, disturbed: bool = False, part: LaunchPart | None = None
-    ) -> "Trace":
+    def launch(self, workers: int, part: LaunchPart = _TRAINED) -> "Trace":
         """Train on a number of workers, and read what they saw.
 
         Raises:
@@ -124,13 +107,12 @@ class VerifyLauncher:
         from paceline.verify.trial import record_path
 
         # Train in a directory of its own.
-        name = f"{workers}{'-disturbed' if disturbed else ''}"
-        run = RunDirectory.named(self.place / (name if part is None else part.run or part.name))
+        run = RunDirectory.named(self.place / (part.run or f"{part.name}-{workers}"))
         if not run.path.is_dir():
             run.create()
-        records = run.path / (_RECORDS if part is None else f"{_RECORDS}-{part.name}")
+        records = run.path / f"seen-{part.name}"
         records.mkdir()
-        trial = self._trial(run, records, workers, disturbed=disturbed, part=part)
+        trial = self._trial(run, records, workers, part)
         started_s = time.monotonic()
         outcome = self._launched(trial, run, records, workers, part)
         took_s = time.monotonic() - started_s
@@ -143,13 +125,12 @@ class VerifyLauncher:
         places = read_locations(records, events)
         if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
             places = []
-        is_killed = part is not None and part.kill_at
-        failures = () if is_killed else outcome.failures
+        failures = () if part.kill_at else outcome.failures
         failure = _explain(failures, self.request.training.reference, records, traceback=not places)
         trace = collect_trace(events, failure, places, programs_started(records))
         starting_s = took_s if trace.began_s is None else trace.began_s - started_s
         trace = replace(trace, took_s=took_s, starting_s=starting_s)
-        what = "disturbed: the yardstick" if disturbed else part.name if part else "trained"
+        what = "disturbed: the yardstick" if part.is_disturbed else part.name
         note(f"{plural(workers, 'worker')}: {plural(len(trace.steps), 'step')} {what}")
         return trace
 
@@ -167,7 +148,7 @@ class VerifyLauncher:
         run: RunDirectory,
         records: Path,
         workers: int,
-        part: LaunchPart | None,
+        part: LaunchPart,
     ) -> "LaunchOutcome":
         """Have workers started, by Paceline or by the user's command, and wait for their end."""
         from paceline.launch.local.forkserver import hash_seed_is, prepare
@@ -177,8 +158,7 @@ class VerifyLauncher:
         threads, command = self.threads(workers), self.request.command
         # By the user's own command (torchrun, say), with the observer in front of the script.
         if command is not None and command.has_launcher:
-            more_args = part.more_args if part else ()
-            command = replace(command, arguments=(*command.arguments, *more_args))
+            command = replace(command, arguments=(*command.arguments, *part.more_args))
             file = records / "trial.json"
             file.write_text(trial)
             words = command_for(command, workers, (OBSERVED, str(file)))
@@ -192,8 +172,7 @@ class VerifyLauncher:
                     log_dir=run.logs,
                 )
         # By Paceline's own launcher.
-        hash_seed = part.hash_seed if part is not None and command is not None else "0"
-        with hash_seed_is(hash_seed):
+        with hash_seed_is("0" if command is None else part.hash_seed):
             prepare(PRELOAD, threads)
             with own_directory_is(self.place), self._report_changes():
                 return launch_local(
@@ -250,22 +229,14 @@ class VerifyLauncher:
         """Whether the kernel can forbid workers to write."""
         return landlock_version() > 0
 
-    def _trial(
-        self,
-        run: RunDirectory,
-        records: Path,
-        workers: int,
-        *,
-        disturbed: bool,
-        part: LaunchPart | None,
-    ) -> str:
+    def _trial(self, run: RunDirectory, records: Path, workers: int, part: LaunchPart) -> str:
         from paceline.verify.trial import Trial
 
         command, variables = self.request.command, dict[str, str]()
         # Without a launcher the workers are ours, and set the command's variables themselves.
         if command is not None and not command.has_launcher:
             variables = variables_for(command, workers, on_cpu=self.on_cpu)
-        given = (*self.request.training.script_args, *(part.more_args if part else ()))
+        given = (*self.request.training.script_args, *part.more_args)
         arguments = tuple(with_workers(word, workers) for word in given)
         request = replace(self.request.training, run_dir=str(run.path), script_args=arguments)
         more = {"progress": "off"}
@@ -277,16 +248,16 @@ class VerifyLauncher:
             records=str(records),
             place=str(self.place) if self.holds_back else "",
             confines=self.confines,
-            steps=self.request.steps,
-            disturbed=disturbed,
+            steps=self.request.options.steps,
+            disturbed=part.is_disturbed,
             keeps_dropout=self.keeps_dropout,
             on_cpu=self.on_cpu,
             timeout_s=self._timeout_s(),
             variables=variables,
-            overlay=str(run.path / _OVERLAY) if part else "",
-            notes_state=part is not None,
-            epochs=self.request.epochs,
-            kill_at=part.kill_at if part else 0,
+            overlay=str(run.path / _OVERLAY),
+            notes_state=self.request.options.resume,
+            epochs=self.request.options.epochs,
+            kill_at=part.kill_at,
             log_dir=str(run.logs),
         ).to_json()
 

@@ -184,15 +184,6 @@ class Trace:
         return [found for found in self.passes if not found.trains]
 
 
-@dataclass
-class _RankEvents:
-    """One rank's events, sorted."""
-
-    steps: list[tuple[Stepped, list[Drawn], list[Backward]]] = field(default_factory=list)
-    pending: list[Drawn] = field(default_factory=list)
-    backwards: list[Backward] = field(default_factory=list)
-
-
 def collect_trace(
     ranks: Sequence[Sequence[Event]],
     failure: str = "",
@@ -306,8 +297,7 @@ def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
 
 def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Step]:
     # Step n of all ranks together; the rank with the fewest steps ends it.
-    by_rank = [_sorted(events, training) for events in ranks]
-    for parts in zip(*(one.steps for one in by_rank), strict=False):
+    for parts in zip(*(_sorted(events, training) for events in ranks), strict=False):
         yield Step(
             stepped=tuple(stepped for stepped, _, _ in parts),
             samples=tuple(tuple(s for d in drawn for s in d.samples) for _, drawn, _ in parts),
@@ -331,17 +321,20 @@ def _loss_of(backwards: Sequence[Backward]) -> float:
     return sum(b.loss * b.weight for b in backwards if b.weight) / weight
 
 
-def _sorted(events: Sequence[Event], training: set[int]) -> _RankEvents:
-    found = _RankEvents()
+def _sorted(
+    events: Sequence[Event], training: set[int]
+) -> Iterator[tuple[Stepped, list[Drawn], list[Backward]]]:
+    """Give each step of a rank, with what came before it."""
+    drawn: list[Drawn] = []
+    backwards: list[Backward] = []
     for event in events:
         if isinstance(event, Drawn) and event.loader in training:
-            found.pending.append(event)
+            drawn.append(event)
         elif isinstance(event, Backward):
-            found.backwards.append(event)
+            backwards.append(event)
         elif isinstance(event, Stepped):
-            found.steps.append((event, found.pending, found.backwards))
-            found.pending, found.backwards = [], []
-    return found
+            yield event, drawn, backwards
+            drawn, backwards = [], []
 
 
 def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pass]:

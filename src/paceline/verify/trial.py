@@ -38,7 +38,7 @@ class Trial:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set before the script's first line."""
     overlay: str = ""
-    """Directory for what the script writes; empty: one beside the records."""
+    """Directory for what the script writes."""
     notes_state: bool = False
     """Whether the optimizers' states are noted after each step."""
     kill_at: int = 0

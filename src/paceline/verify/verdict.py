@@ -144,11 +144,6 @@ def needs_yardstick(first: Trace, others: Sequence[Trace]) -> bool:
     return any(c.differences and c.differences[0].same_samples and not c.same_bits for c in found)
 
 
-def unseen(traces: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: bool) -> list[str]:
-    """Say what could not be seen, one sentence each."""
-    return list(_unseen(traces, limits, cut_at, dropout=dropout))
-
-
 def _search(case: Case) -> Iterator[Finding]:
     found: list[Finding] = list(ranks.no_communication(case))
     if case.other.failure:
@@ -175,7 +170,7 @@ def _search(case: Case) -> Iterator[Finding]:
             f"the gradients of step {beyond.step} are apart by {beyond.gradients:.1e}, the weights "
             f"after it by {beyond.weights:.1e}, most of all {beyond.first_tensor or 'by weights'}"
         )
-        found.append(case.found(Cause.UNKNOWN, what, step=beyond.step, tensor=beyond.first_tensor))
+        found.append(case.found_beyond(Cause.UNKNOWN, what))
     yield from found
 
 
@@ -202,9 +197,8 @@ def _verdict(case: Case, findings: Sequence[Finding]) -> Verdict:
     return Verdict.ROUNDING
 
 
-def _unseen(
-    traces: Sequence[Trace], limits: Limits, cut_at: int, *, dropout: bool
-) -> Iterator[str]:
+def unseen(traces: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: bool) -> Iterator[str]:
+    """Say what could not be seen, one sentence each."""
     first = traces[0]
     if any(trace.failure for trace in traces):
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, UsageError
-from paceline.options.command_line import note, parse_options, show_help, take_word, wants_help
+from paceline.options.command_line import note, read_options, show_help, take_word, wants_help
 from paceline.options.fields import OptionField, OptionValue, option_fields, pick, unknown_name
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 
@@ -61,7 +61,7 @@ def main(tokens: Sequence[str]) -> int:
     action, rest = take_word(tokens, usage, "what to do")
     if action not in _OPTIONS:
         raise UsageError(unknown_name(action, _OPTIONS, "action"))
-    given = parse_options(f"{_COMMAND} {action}", _EACH[action], rest, _OPTIONS[action])
+    given = read_options(f"{_COMMAND} {action}", _EACH[action], rest, _OPTIONS[action]).values
     return _act(action, given)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.commands.runs import terminal_width
 from paceline.errors import ExitCode
-from paceline.options.command_line import note, parse_options, show_help, wants_help
+from paceline.options.command_line import note, read_options, show_help, wants_help
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import printable
 
@@ -47,7 +47,7 @@ def main(tokens: Sequence[str]) -> int:
     if wants_help(tokens):
         show_help(_USAGE, _ABOUT, _OPTIONS, tokens)
     places = list(takewhile(lambda token: not token.startswith("-"), tokens))
-    given = parse_options(_USAGE, _ABOUT, tokens[len(places) :], _OPTIONS)
+    given = read_options(_USAGE, _ABOUT, tokens[len(places) :], _OPTIONS).values
     options = pick(CompareOptions, given)
     from paceline.report.runs.comparison import choose_runs, compare
     from paceline.report.runs.curves import choose_metric, curve_tables

@@ -12,7 +12,7 @@ from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
 from paceline.options.command_line import (
     names_something,
     note,
-    parse_options,
+    read_options,
     show_help,
     take_word,
     wants_help,
@@ -40,7 +40,7 @@ def main(tokens: Sequence[str]) -> int:
     target = None
     if names_something(rest):
         target, rest = take_word(rest, _USAGE, "TO")
-    parse_options(_USAGE, _ABOUT, rest, ())
+    read_options(_USAGE, _ABOUT, rest, ())
     if is_url(source):
         _, run = fetch(source, target)
         line = printable(f"Resume it: {command_line('resume', run.path)}")

@@ -14,7 +14,7 @@ from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import (
     names_something,
     note,
-    parse_options,
+    read_options,
     show_help,
     wants_help,
 )
@@ -95,7 +95,7 @@ def _training() -> list[OptionField]:
 
 
 def _read(tokens: Sequence[str]) -> _DoctorRequest:
-    given = parse_options(_COMMAND, _ABOUT, tokens, [*_OPTIONS, *_training()])
+    given = read_options(_COMMAND, _ABOUT, tokens, [*_OPTIONS, *_training()]).values
     settings = {name: value for name, value in given.items() if name in _OF_TRAINING}
     return _DoctorRequest(given=given, config=TrainConfig.from_settings(settings), recipe=None)
 

@@ -15,7 +15,7 @@ from paceline.options.fields import option_fields, pick
 from paceline.options.figures import show_loss, show_percent
 from paceline.options.text import aligned, printable
 from paceline.results.confusion import Confusion
-from paceline.results.find_runs import RUN_OR_NAME, choose_run
+from paceline.results.find_runs import RUN_OR_NAME
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.write_report import write_report
 from paceline.training.run_record.previous_run import PreviousRun
@@ -59,7 +59,10 @@ def main(tokens: Sequence[str]) -> int:
     named, given = read_command(
         "paceline evaluate [RUN_DIR]", _ABOUT, tokens, _OPTIONS, "the run directory"
     )
-    output, run = Output.take(given), choose_run(*named) if named else _newest()
+    from paceline.report.runs.listing import newest_started, run_of_command
+
+    output = Output.take(given)
+    run = run_of_command(named, "evaluate", "Evaluating", newest_started)
     PreviousRun.read_recipe(run)  # before torch is loaded, and it is said which snapshot is taken
     from paceline.training.evaluation.evaluate_run import (
         evaluate_run,
@@ -88,12 +91,6 @@ def main(tokens: Sequence[str]) -> int:
         if has_report:
             print(f"report            {run.report_html}")
     return ExitCode.DONE
-
-
-def _newest() -> RunDirectory:
-    from paceline.report.runs.listing import newest_started, usual_run
-
-    return usual_run("evaluate", "Evaluating", newest_started)
 
 
 def _as_json(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import writing
-from paceline.options.command_line import parse_options
+from paceline.options.command_line import read_options
 from paceline.options.fields import unknown_name
 from paceline.options.text import printable
 
@@ -27,7 +27,7 @@ _COMMAND = re.compile(r"^\$ (.+)$", re.MULTILINE)
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     place = next((i for i, word in enumerate(tokens) if word.startswith("-")), len(tokens))
-    parse_options(_USAGE, _ABOUT, tokens[place:], ())
+    read_options(_USAGE, _ABOUT, tokens[place:], ())
     kind, where, *others = (*tokens[:place], *("recipe", ".")[place:])
     if others:
         raise UsageError(f"unexpected {others[0]!r}. Usage: {_USAGE}")

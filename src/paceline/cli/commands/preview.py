@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.errors import ExitCode, UsageError
 from paceline.files import write_atomic, writing
-from paceline.options.command_line import names_something, parse_options
+from paceline.options.command_line import names_something, read_options
 from paceline.options.fields import OptionField, option_fields, pick
 from paceline.options.text import printable
 from paceline.recipes.registry import DEFAULT, reference_of
@@ -45,7 +45,7 @@ def main(tokens: Sequence[str]) -> int:
     recipe = load_recipe(reference_of(name))
     arguments = recipe.arguments()
     _check_names(recipe, arguments)
-    given = parse_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS])
+    given = read_options(f"paceline preview {name}", _ABOUT, rest, [*arguments, *_OPTIONS]).values
     own = pick(PreviewOptions, {"seed": recipe.settings.get("seed", 0)} | given)
     count, seed = own.tiles, own.seed
     if not 1 <= count <= _MAX_TILES:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.cli.output import Output, output_options, print_json
 from paceline.errors import ExitCode
-from paceline.options.command_line import flag, parse_options
+from paceline.options.command_line import flag, read_options
 from paceline.options.figures import show_value
 from paceline.options.text import fitting, line_width, wrapped
 from paceline.recipes.registry import BUILT_IN, DEFAULT
@@ -21,7 +21,7 @@ _OPTIONS = output_options(
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    output = Output.take(parse_options("paceline recipes", _ABOUT, tokens, _OPTIONS))
+    output = Output.take(read_options("paceline recipes", _ABOUT, tokens, _OPTIONS).values)
     recipes = {name: load_recipe(reference) for name, reference in BUILT_IN.items()}
     if output.json:
         print_json({name: _described(recipe) for name, recipe in recipes.items()})

@@ -11,7 +11,6 @@ from paceline.files import writing
 from paceline.options.command_line import note, read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.text import above_progress, printable
-from paceline.results.find_runs import choose_run
 from paceline.results.run_directory import RunDirectory
 
 _ABOUT = (
@@ -50,7 +49,9 @@ def main(tokens: Sequence[str]) -> int:
         "the run directory, or that of a scaling study",
     )
     options = pick(ReportOptions, given)
-    run = choose_run(*named) if named else _newest()
+    from paceline.report.runs.listing import newest_started, run_of_command
+
+    run = run_of_command(named, "report", "Report of", newest_started, "DIR")
     # Serve the page, made again whenever the run's files change ...
     if options.watch:
         if options.html:
@@ -67,12 +68,6 @@ def main(tokens: Sequence[str]) -> int:
         page = _write(run, path)
     print(printable(str(page)))
     return ExitCode.DONE
-
-
-def _newest() -> RunDirectory:
-    from paceline.report.runs.listing import newest_started, usual_run
-
-    return usual_run("report", "Report of", newest_started, "DIR")
 
 
 def _watch(run: RunDirectory, host: str, port: int) -> int:

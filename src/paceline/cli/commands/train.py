@@ -194,7 +194,7 @@ def read_recipe_options(
     """Read the options of training, the recipe's own arguments and those of the command.
 
     Args:
-        command: As for `parse_options`.
+        command: As for `read_options`.
         recipe: Whose training it is.
         tokens: The command line after the recipe.
         extra: Options of the command.

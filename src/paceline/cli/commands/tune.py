@@ -58,9 +58,7 @@ _ABOUT = (
     "is only taken where --check-quality has compared whole trainings. Ctrl-C keeps what is "
     "measured; the same command with --tune-dir resumes it."
 )
-_NOT_OURS = frozenset("sync max_restarts on rank world_size local_rank init_method".split()).union(
-    NOT_OF_TRIALS
-)
+_NOT_OURS = NOT_OF_TRIALS | {"sync"}
 """Options of training that the trials settle, or that have no use in them."""
 _HEAD = "# By paceline tune: "
 

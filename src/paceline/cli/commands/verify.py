@@ -1,10 +1,8 @@
 """`paceline verify`: is a training the same on any number of workers? Trains on each, compares."""
 
-import random
-import shlex
 import time
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,14 +17,13 @@ from paceline.cli.target import (
     refuse_another,
 )
 from paceline.data.options import choose_global_batch
-from paceline.errors import ExitCode, JobError, UsageError
+from paceline.errors import ExitCode, UsageError
 from paceline.files import read_json_object, write_json, writing
 from paceline.launch.scratch import scratch_directory
 from paceline.launch.worker_count import (
     check_machine,
 )
 from paceline.options.command_line import (
-    flag,
     names_something,
     note,
     part_script_args,
@@ -38,7 +35,6 @@ from paceline.options.command_line import (
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue, option_fields, pick
 from paceline.options.figures import listed as in_words
-from paceline.options.figures import plural
 from paceline.options.quantities import parse_count
 from paceline.options.shell import command_line
 from paceline.options.text import printable
@@ -53,22 +49,16 @@ from paceline.verify.launch_commands import (
     left_out,
     read_launch_command,
 )
-from paceline.verify.launches import LaunchPart, ResumeRequest, VerifyLauncher, VerifyRequest
+from paceline.verify.launches import VerifyLauncher, VerifyRequest
+from paceline.verify.options import COUNTS, VerifyOptions
 
 if TYPE_CHECKING:
-    from paceline.verify.text_report import VerifyResult
     from paceline.verify.trace import Trace
-
-    _Launches = tuple[tuple[str, Trace], ...]
-    """By name, in order."""
-    _Verified = tuple[str, dict[str, object], _Launches]
-    """What was found in words and for programs, and the launches; the first isn't compared."""
 
 _USAGE = (
     "paceline verify RECIPE|SCRIPT.py [--resume] [options] [-- the script's own arguments], or "
     "paceline verify [--resume] [options] -- LAUNCHING COMMAND"
 )
-_COUNTS = "1,2"
 _ABOUT = (
     "Train the same steps on several numbers of workers, one after the other, and compare samples, "
     "losses, gradients and weights step by step. A script may be written for paceline.session(), "
@@ -82,39 +72,10 @@ _ABOUT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """What is compared, how closely, and where the findings go."""
-
-    workers: str = _COUNTS
-    """Numbers of workers to train on; the others are held against the first. For a launching
-    command the default is 1 and the number that it says."""
-    steps: int = 50
-    """Steps after which an epoch is cut off. Two epochs are trained, with --resume three."""
-    tolerance: float | None = None
-    """Relative difference of gradients and weights that counts as rounding. Default: measured, by
-    one more training that is disturbed in its last bits."""
-    resume: bool = False
-    """Kill the training at a step and start it again, by its own checkpoints; compare with one that
-    nobody disturbed. On --workers, one number; by default 1, or what a launching command says."""
-    resume_args: str | None = None
-    """With --resume: arguments that the script is given when it is started again, besides its own,
-    such as '--resume last.pt'."""
-    kill_at_step: int | None = None
-    """With --resume: the step after which all workers are killed. Default: drawn at random, in the
-    second of three epochs."""
-    json: str | None = None
-    """Also write all that was found to this file."""
-    html: str | None = None
-    """Also write a page to this file: the verdict, the losses over each other, the first step that
-    differs, causes and lines. It needs no network."""
-
-
 _OPTIONS = option_fields(VerifyOptions, "Verify")
 _OWN = {option.name for option in (*_OPTIONS, CONFIG)}
-_NOT_OURS = {"workers", "max_restarts", "on", "rank", "world_size", "local_rank", "init_method"}
+_NOT_OURS = NOT_OF_TRIALS | {"workers"}
 """Options of training that say where workers run: the verification does."""
-_NOT_OURS |= NOT_OF_TRIALS
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -168,7 +129,9 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     check_machine(max(workers))
     for count in workers if recipe is not None else ():
         choose_global_batch(config.data, count)
-    return _request(request, config, workers, options)
+    return _checked(
+        VerifyRequest(training=request, config=config, workers=workers, options=options)
+    )
 
 
 def _refuse_no_training(name: str) -> None:
@@ -210,54 +173,11 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
         command.script, settings, command.arguments, is_module=command.is_module
     )
     config = TrainConfig.from_settings(request.settings)
-    return _request(request, config, workers, options, command)
-
-
-def _request(
-    training: TrainRequest,
-    config: TrainConfig,
-    workers: tuple[int, ...],
-    options: VerifyOptions,
-    command: LaunchCommand | None = None,
-) -> VerifyRequest:
-    """Put the request together, and check it."""
-    request = VerifyRequest(
-        training=training,
-        config=config,
-        workers=workers,
-        steps=options.steps,
-        tolerance=None if options.tolerance is None else float(options.tolerance),
-        json=_file(options.json),
-        html=_file(options.html),
-        resume=_resume(options),
-        command=command,
+    return _checked(
+        VerifyRequest(
+            training=request, config=config, workers=workers, options=options, command=command
+        )
     )
-    return _checked(request)
-
-
-def _file(name: str | None) -> str | None:
-    return None if name is None else str(Path(name).expanduser())
-
-
-def _resume(options: VerifyOptions) -> ResumeRequest | None:
-    """Read how the training is to be killed and resumed.
-
-    Raises:
-        UsageError: An option has no effect, or can't be.
-    """
-    more, kill_at = options.resume_args, options.kill_at_step
-    if not options.resume:
-        for name in ("resume_args", "kill_at_step"):
-            if getattr(options, name) is not None:
-                raise UsageError(f"{flag(name)} has no effect without --resume")
-        return None
-    try:
-        words = tuple(shlex.split(more or ""))
-    except ValueError as error:
-        raise UsageError(f"--resume-args is {more}: {error}") from error
-    if kill_at is not None and kill_at < 1:
-        raise UsageError(f"--kill-at-step must be at least 1, not {kill_at}")
-    return ResumeRequest(more_args=words, kill_at=kill_at)
 
 
 def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[int, ...]:
@@ -270,9 +190,9 @@ def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[in
     if count is not None and count > 1:
         return (1, count)
     if count is None and command.follows_workers:
-        return (1,) if single else _numbers(_COUNTS)
+        return (1,) if single else _numbers(COUNTS)
     what = "starts one worker" if count else "doesn't say in figures how many workers it starts"
-    example = "2" if single else _COUNTS
+    example = "2" if single else COUNTS
     raise UsageError(f"the command {what}: give --workers before --, such as --workers {example}")
 
 
@@ -310,30 +230,20 @@ def _checked(request: VerifyRequest) -> VerifyRequest:
             f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
             "or fewer workers"
         )
-    if (
-        request.resume is not None
-        and request.resume.more_args
-        and request.training.kind == "recipe"
-    ):
+    if request.options.resume_words and request.training.kind == "recipe":
         raise UsageError("--resume-args are for a script: a recipe resumes from its snapshots")
-    if request.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {request.steps}")
-    if request.tolerance is not None and not request.tolerance >= 0:
-        raise UsageError(f"--tolerance must be at least 0, not {request.tolerance:g}")
-    for option, name in (("--json", request.json), ("--html", request.html)):
-        if name is not None:
-            check_place(option, Path(name))
-    if request.json is not None:
-        _refuse_other_json(Path(request.json))
-    if request.html is not None:
-        if (
-            request.json is not None
-            and Path(request.json).absolute() == Path(request.html).absolute()
-        ):
-            raise UsageError(f"--json and --html both say {request.html}: give two files")
+    json, html = request.options.json_file, request.options.html_file
+    for option, place in (("--json", json), ("--html", html)):
+        if place is not None:
+            check_place(option, place)
+    if json is not None:
+        _refuse_other_json(json)
+    if html is not None:
+        if json is not None and json.absolute() == html.absolute():
+            raise UsageError(f"--json and --html both say {html}: give two files")
         from paceline.report.verification import check_page_place
 
-        check_page_place(Path(request.html))
+        check_page_place(html)
     return request
 
 
@@ -390,14 +300,13 @@ def _recipe_request(
 
 
 def _verify(request: VerifyRequest, place: Path) -> int:
+    from paceline.verify.study import verify_counts, verify_resume
     from paceline.verify.text_report import Times
 
     launcher = VerifyLauncher(request, place, _is_on_cpu(request))
     started_s = time.monotonic()
-    if request.resume is not None:
-        text, content, launches = _verify_resume(launcher, request.resume)
-    else:
-        text, content, launches = _verify_counts(launcher)
+    verify = verify_resume if request.options.resume else verify_counts
+    text, content, launches = verify(launcher)
     times = Times(took_s=time.monotonic() - started_s, launches=launches)
     print(printable(f"{text}\n\n{times.as_text()}"), flush=True)
     _, first = launches[0]
@@ -413,71 +322,21 @@ def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace")
         "directory": str(Path.cwd()),
         "started_at": request.training.started_at,
         "workers": list(request.workers),
-        "steps": request.steps,
-        "epochs": request.epochs,
+        "steps": request.options.steps,
+        "epochs": request.options.epochs,
         "paceline": __version__,
         "torch": first.torch,
     }
     record = {**content, "exit_code": int(code), "ran": ran}
-    if request.json is not None:
-        with writing(Path(request.json)):
-            write_json(Path(request.json), record)
-    if request.html is not None:
+    json, html = request.options.json_file, request.options.html_file
+    if json is not None:
+        with writing(json):
+            write_json(json, record)
+    if html is not None:
         from paceline.report.verification import write_verification
 
-        write_verification(record, Path(request.html).absolute())
+        write_verification(record, html.absolute())
     return code
-
-
-def _verify_counts(launcher: VerifyLauncher) -> "_Verified":
-    from paceline.verify.text_report import as_json, as_text
-
-    outcome, launches = _study(launcher)
-    return as_text(outcome), as_json(outcome), launches
-
-
-def _verify_resume(launcher: VerifyLauncher, how: ResumeRequest) -> "_Verified":
-    """Train, undisturbed; train again, and kill it; start it again.
-
-    Raises:
-        JobError: The training fails by itself, or is too short to be killed.
-    """
-    from paceline.verify.compare import LEAST, given_limits
-    from paceline.verify.resume import Launches, choose_step, compare_resumed
-    from paceline.verify.resume_report import resume_json, resume_text
-
-    request = launcher.request
-    (workers,) = request.workers
-    # Undisturbed: says how many steps there are, and so where to kill.
-    whole = launcher.launch(workers, part=LaunchPart(name="undisturbed"))
-    if whole.failure:
-        raise JobError(f"the script fails by itself: {whole.failure}")
-    if len(whole.steps) < 2:
-        raise JobError(f"{plural(len(whole.steps), 'step')} can't be parted: it needs at least two")
-    kill_at = how.kill_at or choose_step(whole, random.SystemRandom().random())
-    if kill_at >= len(whole.steps):
-        raise JobError(
-            f"--kill-at-step is {kill_at}, and the training takes "
-            f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
-        )
-    # Killed, and started again in the same directory.
-    first = LaunchPart(name="killed", run="parted", kill_at=kill_at, hash_seed="1")
-    killed = launcher.launch(workers, part=first)
-    saved = launcher.written("parted")
-    again = LaunchPart(name="resumed", run="parted", more_args=how.more_args, hash_seed="2")
-    resumed = launcher.launch(workers, part=again)
-    launches = Launches(
-        whole=whole,
-        killed=killed,
-        resumed=resumed,
-        kill_at=kill_at,
-        saved=tuple(saved),
-        cut_at=request.steps,
-    )
-    limits = given_limits(LEAST if request.tolerance is None else request.tolerance)
-    result = compare_resumed(launches, limits)
-    named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
-    return resume_text(result), resume_json(result), named
 
 
 def _is_on_cpu(request: VerifyRequest) -> bool:
@@ -490,53 +349,3 @@ def _is_on_cpu(request: VerifyRequest) -> bool:
     if visible is not None and len([name for name in visible.split(",") if name.strip()]) < most:
         return True
     return count_gpus(dist.device, dist.backend) < most
-
-
-def _study(launcher: VerifyLauncher) -> "tuple[VerifyResult, _Launches]":
-    """Train on all numbers of workers, and compare. Returns all launches by name as well."""
-    from paceline.verify.compare import compare, given_limits, measured_limits
-    from paceline.verify.text_report import VerifyResult
-    from paceline.verify.trace import by_content, cut_up_before
-    from paceline.verify.verdict import (
-        evaluate_first,
-        evaluate_launch,
-        needs_yardstick,
-        not_run,
-        unseen,
-    )
-
-    request = launcher.request
-    # Phase 1: train on each number of workers.
-    first = launcher.launch(request.workers[0])
-    counts = () if first.failure else request.workers[1:]
-    others = [launcher.launch(count) for count in counts]
-    launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
-    # Indices of data that a script has cut up for its ranks are each rank's own.
-    cut_up = {loader for other in others for loader in cut_up_before(first, other)}
-    if cut_up:
-        first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
-    # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
-    # training, measured by one that is disturbed by a rounding error.
-    limits, yardstick = given_limits(request.tolerance or 0.0), None
-    if request.tolerance is None and needs_yardstick(first, others):
-        disturbed = launcher.launch(request.workers[0], disturbed=True)
-        launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
-        yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
-        if not yardstick.differences:
-            raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
-        limits = measured_limits(yardstick)
-    if launcher.keeps_dropout and not (first.in_session or first.failure):
-        note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
-    # Phase 3: compare each with the first.
-    results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
-    results += map(not_run, request.workers[1:] if first.failure else ())
-    dropout = not (launcher.keeps_dropout and first.in_session) and any(
-        drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
-    )
-    outcome = VerifyResult(
-        results=tuple(results),
-        limits=limits,
-        unseen=tuple(unseen([first, *others], limits, cut_at=request.steps, dropout=dropout)),
-        yardstick=yardstick,
-    )
-    return outcome, tuple(launches)

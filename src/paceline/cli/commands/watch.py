@@ -23,8 +23,7 @@ from paceline.options.figures import (
     show_whole_percent,
 )
 from paceline.options.text import aligned, printable, wrapped
-from paceline.results.find_runs import RUN_OR_NAME, choose_run, is_run
-from paceline.results.run_directory import RunDirectory
+from paceline.results.find_runs import RUN_OR_NAME, is_run
 
 if TYPE_CHECKING:
     from paceline.report.live import RunFollower, RunStatus
@@ -61,7 +60,9 @@ _OPTIONS = option_fields(WatchOptions, "Output")
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
     named, given = read_command(_USAGE, _ABOUT, tokens, _OPTIONS, "the run directory")
-    run = choose_run(*named) if named else _newest_running()
+    from paceline.report.runs.listing import newest_running, run_of_command
+
+    run = run_of_command(named, "watch", "Watching", newest_running)
     if not (is_run(run.path) or run.is_locked()):
         run.read_run()  # says what there is instead
     from paceline.report.live import RunFollower
@@ -74,12 +75,6 @@ def main(tokens: Sequence[str]) -> int:
     else:
         follow_plainly(follower)
     return ExitCode.DONE
-
-
-def _newest_running() -> RunDirectory:
-    from paceline.report.runs.listing import newest_running, usual_run
-
-    return usual_run("watch", "Watching", newest_running)
 
 
 def follow_live(follower: "RunFollower") -> None:
@@ -186,7 +181,8 @@ def _training(status: "RunStatus") -> str:
 
 
 def _curve(status: "RunStatus", losses: Sequence[float], width: int, plain: bool) -> str:
-    from paceline.report.live import spans_decades, sparkline
+    from paceline.report.charts import spans_decades
+    from paceline.report.live import sparkline
 
     if status.train_loss is None:
         return ""

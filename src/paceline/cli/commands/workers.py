@@ -13,7 +13,7 @@ from paceline.options.command_line import read_command
 from paceline.options.fields import option_fields, pick
 from paceline.options.figures import plural
 from paceline.options.text import printable
-from paceline.results.find_runs import RUN_OR_NAME, choose_run
+from paceline.results.find_runs import RUN_OR_NAME
 from paceline.results.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -47,18 +47,14 @@ def main(tokens: Sequence[str]) -> int:
     usage = "paceline workers [RUN_DIR]"
     named, given = read_command(usage, _ABOUT, tokens, _OPTIONS, "the run directory")
     options = pick(WorkersOptions, given)
-    run = choose_run(*named) if named else _newest_running()
+    from paceline.report.runs.listing import newest_running, run_of_command
+
+    run = run_of_command(named, "workers", "Workers of", newest_running)
     if not run.logs.is_dir():
         raise UsageError(f"{run.path} holds no training: there is no {run.logs.name} in it")
     if options.most < 1:
         raise UsageError(f"--most is {options.most}; it must be at least 1")
     return show_once(run.logs, options.most) if options.once else show_live(run, options.most)
-
-
-def _newest_running() -> RunDirectory:
-    from paceline.report.runs.listing import newest_running, usual_run
-
-    return usual_run("workers", "Workers of", newest_running)
 
 
 def show_once(log_dir: Path, most: int) -> int:

@@ -22,8 +22,8 @@ from paceline.gradient_sync.buckets import Bucket, Layout, rounded_up
 from paceline.gradient_sync.ordered.exchange import Exchange, Piece
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum, additions, roots
 
-_READY, _SUMMED, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED, _LOST = b"rsefEFl"
-_CHUNK_ELEMENTS = 1 << 15
+_READY, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED, _LOST = b"refEFl"
+_CHUNK_ELEMENTS = 1 << 16
 """Added at once by a thread: what has been added is still in its cache when it is copied."""
 _PAGE_BYTES = 4096
 _LOOK_S = 0.001
@@ -63,9 +63,10 @@ class NodeExchange:
     1. Each worker of the node sends the message "ready" once its buffer is complete.
     2. When all have, the owner of each slice adds the workers' sums along the tree.
     3. Over several nodes, the owners of a slice exchange their nodes' sums, and add them.
-    4. The owner writes the result to all workers' buffers, and sends "summed". A worker that has
-       received this from all owners has the whole sum in its own buffer.
-    No lock is held: a slice is its owner's from "ready" to "summed", else its worker's.
+    4. The owner writes the result to all workers' buffers. Once it has done so for all buckets of
+       the step it sends "finished", over several nodes "all finished" instead. A worker that has
+       received this from all owners has the whole sums in its own buffers.
+    No lock is held: a slice is its owner's from "ready" to "finished", else its worker's.
 
     One object, since a message from any worker may complete a slice of any bucket under way.
     """
@@ -81,6 +82,8 @@ class NodeExchange:
         divisor: What sums are divided by.
         """
         self._memory, self._across, self._divisor = memory, across, divisor
+        # The same bits for a power of two, and quicker.
+        self._factor = 1 / divisor if divisor.bit_count() == 1 < divisor else None
         self.rank, ranks = memory.rank, memory.ranks
         self.workers = memory.nodes[-1].stop
         """Number of workers on all nodes."""
@@ -110,12 +113,8 @@ class NodeExchange:
         """Slices of started buckets, not yet summed here."""
         self._travelling: deque[tuple[_Slice, Sequence[Piece]]] = deque()
         """Slices summed here that are being exchanged with other nodes."""
-        self._started = 0
-        """Buckets of the step."""
         self._ready = dict.fromkeys(ranks, 0)
         """By rank: buckets that it has started beyond those that are summed here."""
-        self._done = dict.fromkeys(ranks, 0)
-        """By rank: buckets whose slice is complete, of the step."""
         self._ends: dict[int, deque[bool]] = {rank: deque() for rank in ranks}
         """By rank: whether something failed, of the step that it has finished."""
         self._outcomes: dict[int, deque[bool]] = {rank: deque() for rank in ranks}
@@ -148,7 +147,6 @@ class NodeExchange:
     def send(self, bucket: Bucket, _layout: Layout) -> None:
         """Announce that a bucket's sums can be read. Collective, but doesn't block."""
         self._waiting.append(self._sums[bucket])
-        self._started += 1
         self._memory.post(bytes([_READY]))
         self.poll()
 
@@ -170,17 +168,17 @@ class NodeExchange:
         Returns:
             Whether something went wrong on any worker.
         """
+        # Complete this worker's slices; over several nodes all of them say first how it went.
+        while self._waiting and self.within_node:
+            self._receive([rank for rank, ready in self._ready.items() if not ready])
         self._memory.post(bytes([_FAILED if failure else _FINISHED]))
         self._ends[self.rank].append(bool(failure))
-        # Until this node's workers have all finished, and all owners' slices are complete.
         if self._across is not None:
             with self._reports_lost_link():
                 self._finish_across(self._across)
+        # Until those of the node's other workers are complete.
         while missing := self._missing():
             self._receive(missing)
-        # Others may be a step ahead by now: what they have sent of it stays counted.
-        self._done = {rank: done - self._started for rank, done in self._done.items()}
-        self._started = 0
         failures = [ends.popleft() for ends in self._ends.values()]
         if not self.within_node:
             failures = [self._outcomes[rank].popleft() for rank in self._owners]
@@ -250,7 +248,6 @@ class NodeExchange:
     def _missing(self) -> list[int]:
         """List the workers of this node that have more to send of this step."""
         missing = [rank for rank, ends in self._ends.items() if not ends]
-        missing += [rank for rank in self._owners if self._done[rank] < self._started]
         if not self.within_node:
             missing += [rank for rank in self._owners if not self._outcomes[rank]]
         return missing
@@ -260,8 +257,6 @@ class NodeExchange:
             for message in messages:
                 if message == _READY:
                     self._ready[rank] += 1
-                elif message == _SUMMED:
-                    self._done[rank] += 1
                 elif message in (_FINISHED, _FAILED):
                     self._ends[rank].append(message == _FAILED)
                 elif message == _LOST:
@@ -283,8 +278,6 @@ class NodeExchange:
                 self._write(chunk)
         if self._across is not None:
             self._travelling.append((own, self._across.start(own.sums, own.room, own.most)))
-        elif own.chunks:
-            self._complete()
 
     def _publish(self, within_s: float) -> None:
         """Write what has come back from the other nodes to this one's workers.
@@ -299,17 +292,14 @@ class NodeExchange:
             self._travelling.popleft()
             for chunk in own.chunks:
                 self._write(chunk)
-            self._complete()
 
     def _write(self, chunk: _Chunk) -> None:
-        if self._divisor != 1:
+        if self._factor is not None:
+            chunk.total.mul_(self._factor)
+        elif self._divisor != 1:
             chunk.total.div_(self._divisor)
         for there in chunk.copies:
             there.copy_(chunk.total)
-
-    def _complete(self) -> None:
-        self._done[self.rank] += 1
-        self._memory.post(bytes([_SUMMED]))
 
     def _plan(self, bucket: Bucket, buffers: Sequence[Tensor], most: int) -> _Slice:
         """Cut this worker's slice of a bucket into chunks.

@@ -1,7 +1,8 @@
 """Sums gradients of fixed shards in an order that doesn't depend on the number of workers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import final
 
 import torch
@@ -12,12 +13,15 @@ from paceline.distributed.node_memory import connect_node
 from paceline.distributed.work_division import Division
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.buckets import (
+    MIN_BYTES_WITHIN_NODE,
     Arrivals,
     Bucket,
     Flat,
     Layout,
     bucket_bytes,
+    drop_gradients,
     gradient_is_gone,
+    gradients_of,
     lay_out,
 )
 from paceline.gradient_sync.name_list import list_names
@@ -27,6 +31,7 @@ from paceline.gradient_sync.ordered.reduction_tree import Node
 
 _KEPT = 2
 """Layouts whose buffers are kept: two models that are trained by turns have one each."""
+_IS_TRAINED, _LAYOUT = attrgetter("requires_grad"), attrgetter("layout")
 _NOBODY = -1
 """Instead of a shard: none of this worker's shards had a sample."""
 _FIX = (
@@ -98,12 +103,11 @@ class OrderedSum:
         if len(given) != len(self._every) or not all(map(is_, given, self._every)):
             self._forget()
             self._every = given
-        trained = tuple([p.requires_grad for p in self._every])
+        trained = tuple(map(_IS_TRAINED, self._every))
         if trained != self._trained or self._layout is None:
             self._take(trained, parameters)
         # All gradients and buffers of the last step are free again.
-        for parameter in self._every:
-            parameter.grad = None
+        drop_gradients(self._every)
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.begin()
@@ -128,8 +132,7 @@ class OrderedSum:
         self._check_nothing_came()
         # Further backward passes of the same shard (micro-batches) add to what is there.
         if not self._is_open:
-            for parameter in self._parameters:
-                parameter.grad = None
+            drop_gradients(self._parameters)
         self._is_open, self._is_packing = True, last
         self._arrivals.clear()
         self._arrived.clear()
@@ -277,27 +280,38 @@ class OrderedSum:
 
     def _take_arrivals(self) -> None:
         """Take the gradients that have come; pack and send what they complete."""
-        for place in self._arrivals.take():
-            if place in self._arrived:
-                raise _twice()
-            self._arrived[place] = None
-            gradient = self._parameters[place].grad
-            if gradient is None:
-                raise gradient_is_gone(self._names[place])
-            if gradient.layout is not torch.strided:
-                raise JobError(
-                    f"{self._names[place]} has a sparse gradient, which --shards can't sum: make "
-                    "the layer with sparse=False"
-                )
-            # A bucket is packed with its last gradient, and leaves if this is the last shard.
-            bucket = None if self._layout is None else self._layout.bucket_of.get(place)
-            if bucket is not None:
-                bucket.missing -= 1
-                if bucket.missing == 0:
-                    for member in bucket.members:
-                        if member.parameter.grad is None:
-                            raise gradient_is_gone(self._names[member.index])
-                    self._pack(bucket)
+        places, before = self._arrivals.take(), len(self._arrived)
+        if not places:
+            return
+        self._arrived.update(dict.fromkeys(places))
+        if len(self._arrived) < before + len(places):
+            raise _twice()
+        self._check_gradients(places)
+        # A bucket is packed with its last gradient, and leaves if this is the last shard.
+        if self._layout is not None:
+            for bucket, number in Counter(map(self._layout.bucket_of.get, places)).items():
+                if bucket is not None:
+                    bucket.missing -= number
+                    if bucket.missing == 0:
+                        self._check_gradients(bucket.places)
+                        self._pack(bucket)
+
+    def _check_gradients(self, places: Sequence[int]) -> None:
+        """Refuse gradients that are gone, or sparse."""
+        gradients = gradients_of(map(self._parameters.__getitem__, places))
+        if gradients is None:
+            gone = next(place for place in places if self._parameters[place].grad is None)
+            raise gradient_is_gone(self._names[gone])
+        if set(map(_LAYOUT, gradients)) != {torch.strided}:
+            sparse = next(
+                place
+                for place, gradient in zip(places, gradients, strict=True)
+                if gradient.layout is not torch.strided
+            )
+            raise JobError(
+                f"{self._names[sparse]} has a sparse gradient, which --shards can't sum: make "
+                "the layer with sparse=False"
+            )
 
     def _pack(self, bucket: Bucket) -> None:
         self._push(bucket, self._next, bucket.pack())
@@ -386,7 +400,16 @@ class OrderedSum:
         slices, peers = (1, 1) if exchange is None else (exchange.slices, exchange.peers)
         by_memory = within_node or isinstance(exchange, NodeExchange)
         most = self._bucket_bytes or bucket_bytes(total, slices, peers, by_memory=by_memory)
-        return lay_out(self._parameters, order, most, slices, self._shards, within_node=within_node)
+        least = MIN_BYTES_WITHIN_NODE if by_memory and exchange is not None else 0
+        return lay_out(
+            self._parameters,
+            order,
+            most,
+            slices,
+            self._shards,
+            least=min(least, most),
+            within_node=within_node,
+        )
 
 
 def _connect(group: Group, shards: int) -> Exchange | NodeExchange:

@@ -25,7 +25,7 @@ from paceline.launch.restart_policy import RestartBudget
 from paceline.launch.slurm import commands
 from paceline.launch.slurm.script import budget_path, ended_path
 from paceline.launch.slurm.states import JobState, code_of_step
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import RunDirectory
 
 _RETRIED = (ExitCode.INFRASTRUCTURE, ExitCode.RESUMABLE)
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
 def read_budget(path: Path, run: RunDirectory, max_restarts: int) -> RestartBudget:
     """Read how many restarts are left; all of them where this is the job's first start."""
     with suppress(OSError, ValueError):
-        return RestartBudget(**check_types(RestartBudget, read_json(path)))
+        return read_dataclass(RestartBudget, read_json(path), strict=True)
     return RestartBudget.full(max_restarts, run.newest_step())
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from paceline.files import read_json, write_json
 from paceline.launch.heartbeat import StepNote
 from paceline.launch.watchdog.hang_detector import HangLimits
-from paceline.options.fields import check_types
+from paceline.options.fields import read_dataclass
 from paceline.results.run_directory import log_path
 
 _END_S = 5.0
@@ -73,7 +73,7 @@ class Notice:
     def read(cls, path: Path) -> "Notice | None":
         """Read a notice; None where there is none, or it isn't whole."""
         try:
-            return cls(**check_types(cls, read_json(path)))
+            return read_dataclass(cls, read_json(path), strict=True)
         except (OSError, ValueError):
             return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 from paceline.options import figures
 from paceline.options.fields import unknown_name
-from paceline.report.charts import MAX_POINTS, SPAN, middles, thin
+from paceline.report.charts import MAX_POINTS, middles, spans_decades, thin
 from paceline.report.curves import choose_times
 from paceline.report.runs.comparison import Comparison, Row
 from paceline.report.runs.listing import RunEntry
@@ -134,7 +134,8 @@ def curve_pictures(shown: Comparison, across: Across) -> list[Picture]:
                 across=across,
                 lines=lines,
                 percent=_is_share(metric),
-                log_up=not _is_share(metric) and _spans_decades(lines),
+                log_up=not _is_share(metric)
+                and spans_decades([y for line in lines for _, y in line.points]),
             )
             pictures.append(picture)
     return pictures
@@ -196,8 +197,3 @@ def _round_up(value: float) -> float:
 
 def _is_share(metric: str) -> bool:
     return metric.endswith("accuracy")
-
-
-def _spans_decades(lines: Sequence[Line]) -> bool:
-    values = [y for line in lines for _, y in line.points]
-    return min(values) > 0 and max(values) / min(values) > SPAN

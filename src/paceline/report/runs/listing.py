@@ -17,8 +17,8 @@ from paceline.options.figures import show_value
 from paceline.report.charts import best_position
 from paceline.report.load_run import RunReport, read_run
 from paceline.report.run_outcome import RunState, find_state
-from paceline.results.find_runs import find_runs, is_of_study
-from paceline.results.json_object import JsonObject, entries, number, section, text, whole
+from paceline.results.find_runs import choose_run, find_runs, is_of_study
+from paceline.results.json_object import JsonObject, entries, section, text, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, SampleUnit
 from paceline.training.config import setting_named, shown_name
 
@@ -125,16 +125,15 @@ def read_entry(run: RunDirectory, label: str) -> RunEntry:
     report = read_run(run, with_steps=False)
     derived, settings = section(report.run, "derived"), section(report.run, "settings")
     best, best_by = best_figure(report)
-    done = whole(report.summary, "epochs")
     return RunEntry(
         label=label,
         report=report,
         state=_state(report),
         best=best,
         best_by=best_by,
-        epochs=len(report.metrics) if done is None else done,
+        epochs=report.epochs_done,
         planned_epochs=whole(settings, "epochs") if _has_epochs(report.run) else None,
-        images_per_s=_first(number(report.summary, "images_per_s"), report, "images_per_s"),
+        images_per_s=report.figure("images_per_s"),
         workers=whole(derived, "world_size"),
         started_at=_moment(text(report.run, "started_at")),
     )
@@ -179,23 +178,27 @@ def newest_running(listed: Sequence[RunEntry]) -> RunEntry | None:
     return newest_started(running or own)
 
 
-def usual_run(
+def run_of_command(
+    named: Sequence[str],
     command: str,
     doing: str,
     choose: Callable[[Sequence[RunEntry]], RunEntry | None],
     word: str = "RUN_DIR",
 ) -> RunDirectory:
-    """Find the run of a command that names none, and say on standard error which.
+    """Find the run that a command names; where it names none choose one, and say which.
 
     Args:
+        named: What it names, if anything.
         command: Its name, such as `watch`.
         doing: What it does with a run, such as "Watching".
         choose: Chooses among the runs below runs/.
         word: What names a run in the command's usage.
 
     Raises:
-        UsageError: There are none.
+        UsageError: There is no such run, or none at all.
     """
+    if named:
+        return choose_run(*named)
     newest = choose(list_runs(USUAL_FOLDER.absolute()).entries)
     if newest is None:
         raise UsageError(
@@ -301,10 +304,6 @@ def _has_epochs(run: JsonObject) -> bool:
 def _given(run: JsonObject) -> Sequence[object]:
     given = run.get("given")
     return given if isinstance(given, list) else ()
-
-
-def _first(value: float | None, report: RunReport, column: str) -> float | None:
-    return report.metrics.last(column) if value is None else value
 
 
 def _moment(written: str) -> datetime | None:

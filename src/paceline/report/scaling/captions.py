@@ -12,7 +12,7 @@ from paceline.options.figures import (
     show_times,
     show_whole_percent,
 )
-from paceline.report.scaling.convergence import reach_together
+from paceline.report.scaling.convergence import loss_kind, reach_together
 from paceline.report.scaling.series import (
     efficiency,
     find_methods,
@@ -174,17 +174,21 @@ def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) ->
         across: `time` or `samples`.
     """
     reached = reach_together(study, sizes)
-    if reached is None or len(reached.sizes) < 2:
+    if reached is None or len(sizes) < 2:
         return "How the loss falls over the " + (
             "training time." if across == "time" else "samples."
         )
-    places = [(r.time_s if across == "time" else r.samples, r.size) for r in reached.sizes]
-    known = [(place, size) for place, size in places if place is not None]
+    loss, points = reached
+    common = f"a {loss_kind(study)} loss of {show_loss(loss)}"
+    known = [
+        (place, size)
+        for point, size in zip(points, sizes, strict=True)
+        if point and (place := point.time_s if across == "time" else point.samples) is not None
+    ]
     if len(known) < 2:
-        return f"All got down to a {reached.kind} loss of {show_loss(reached.loss)}."
+        return f"All got down to {common}."
     if len(known) > _MAX_NAMED:
         known = [known[0], known[-1]]
-    common = f"a {reached.kind} loss of {show_loss(reached.loss)}"
     if across == "time":
         ends = [f"{size_phrase(study, size)} after {show_seconds(place)}" for place, size in known]
         return f"All got down to {common}: {listed(ends)}."

@@ -6,7 +6,7 @@ from typing import Literal
 
 from paceline.options import figures
 from paceline.options.figures import plural
-from paceline.report.charts import MAX_POINTS, thin
+from paceline.report.charts import MAX_POINTS, spans_decades, thin
 from paceline.report.scaling.captions import (
     describe_efficiency,
     describe_learning,
@@ -217,7 +217,7 @@ def _learning_picture(
         across=across,
         lines=lines,
         wide=_lengths_differ(lines),
-        log_up=_spans_decades(lines),
+        log_up=spans_decades([y for line in lines for _, y in line.points]),
     )
 
 
@@ -321,11 +321,6 @@ def _curve_names(study: Study, sizes: tuple[SizeResult, ...]) -> list[str]:
 
 def _place(point: CurvePoint, across: Across) -> float | None:
     return point.time_s if across == "time" else point.samples
-
-
-def _spans_decades(lines: tuple[Line, ...]) -> bool:
-    values = [y for line in lines for _, y in line.points]
-    return bool(values) and min(values) > 0 and max(values) / min(values) > 50
 
 
 def _lengths_differ(lines: tuple[Line, ...]) -> bool:

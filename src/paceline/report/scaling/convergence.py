@@ -1,30 +1,11 @@
 """How the trainings of a study learned: their losses, and when each reached a common one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from paceline.results.study import CurvePoint, SizeResult, Study
 
 LossKind = Literal["validation", "training"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossReached:
-    """When one training first had the common loss; None where it wasn't written down."""
-
-    size: SizeResult
-    time_s: float | None
-    samples: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommonLoss:
-    """The lowest loss that every training reached, and when each did."""
-
-    kind: LossKind
-    loss: float
-    sizes: tuple[LossReached, ...]
 
 
 def trained_sizes(study: Study) -> tuple[SizeResult, ...]:
@@ -44,25 +25,28 @@ def loss_of(point: CurvePoint, kind: LossKind) -> float | None:
     return point.val_loss if kind == "validation" else point.train_loss
 
 
-def reach_together(study: Study, sizes: Sequence[SizeResult]) -> CommonLoss | None:
-    """Find the lowest loss that each of the trainings reached; None where there are none."""
+def reach_together(
+    study: Study, sizes: Sequence[SizeResult]
+) -> tuple[float, tuple[CurvePoint | None, ...]] | None:
+    """Find the lowest loss that each of the trainings reached; None where there are none.
+
+    Returns:
+        The loss, and the point where each had it first; None where that wasn't written down.
+    """
     kind = loss_kind(study)
     lowest = [min(known) for size in sizes if (known := _known(size, kind))]
     if not lowest:
         return None
     common = max(lowest)
-    return CommonLoss(
-        kind=kind, loss=common, sizes=tuple(_reach(size, kind, common) for size in sizes)
-    )
+    return common, tuple(_reach(size, kind, common) for size in sizes)
 
 
-def _reach(size: SizeResult, kind: LossKind, common: float) -> LossReached:
-    curve = () if size.trained is None else size.trained.curve
-    for point in curve:
+def _reach(size: SizeResult, kind: LossKind, common: float) -> CurvePoint | None:
+    for point in () if size.trained is None else size.trained.curve:
         found = loss_of(point, kind)
         if found is not None and found <= common:
-            return LossReached(size=size, time_s=point.time_s, samples=point.samples)
-    return LossReached(size=size, time_s=None, samples=None)
+            return point
+    return None
 
 
 def _known(size: SizeResult, kind: LossKind) -> list[float]:

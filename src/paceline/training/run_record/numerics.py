@@ -146,7 +146,7 @@ class NumericsRecord:
         self._device = device
         self._report = report
         self._allow_different = allow_different
-        self._switches = _switches()
+        self._switches, self._seen = _switches(), _switch_values()
 
     def describe(self) -> dict[str, str | int]:
         """Say what the bits depend on now."""
@@ -154,7 +154,8 @@ class NumericsRecord:
 
     def changed(self) -> list[str]:
         """List which switches have been changed in this process since this was made."""
-        return differences(self._switches, _switches())
+        # Asked in every step; almost always nothing has.
+        return [] if _switch_values() == self._seen else differences(self._switches, _switches())
 
     def compare(self, saved: object) -> None:
         """Compare with what a snapshot says. Local to the worker.
@@ -237,14 +238,22 @@ def refuses_nondeterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled() and not only_warns
 
 
-def _switches() -> dict[str, str | int]:
+def _switch_values() -> tuple[int, bool, bool, bool]:
     """Read what a script might change in between; costs about a microsecond."""
-    return {
-        "threads": torch.get_num_threads(),
-        "deterministic_algorithms": _yes(refuses_nondeterministic()),
-        "cudnn_deterministic": _yes(torch.backends.cudnn.deterministic),
-        "cudnn_benchmark": _yes(torch.backends.cudnn.benchmark),
-    }
+    cudnn = torch.backends.cudnn
+    return (
+        torch.get_num_threads(),
+        refuses_nondeterministic(),
+        cudnn.deterministic,
+        cudnn.benchmark,
+    )
+
+
+def _switches() -> dict[str, str | int]:
+    """Name what a script might change in between."""
+    threads, *switches = _switch_values()
+    names = ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")
+    return {"threads": threads, **dict(zip(names, map(_yes, switches), strict=True))}
 
 
 def _precisions(device: torch.device) -> dict[str, str]:

@@ -76,7 +76,8 @@ class OrderedSync(GradientSync):
     def _begin(self, step: int, batch: Batch) -> None:
         """Begin a step with the worker's first shard of it."""
         self._step, self._is_open = step, True
-        self._sizes = [stop - start for start, stop in self._division.cuts(batch.total)]
+        if not self._sizes or sum(self._sizes) != batch.total:
+            self._sizes = [stop - start for start, stop in self._division.cuts(batch.total)]
         self._part = self._to_come = -1
         self._schedule = None
         self._components.per_part.begin_step()

@@ -73,13 +73,13 @@ def gradient_factor(case: Case) -> Iterator[Finding]:
             f"the gradients of step 0 are {ratio:g} times too small{'' if is_exact else ', about'}:"
             f" the loss is a sum over samples, and the ranks' gradients are averaged"
         )
-        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+        yield case.found_beyond(Cause.GRADIENT_FACTOR, what)
     elif is_exact and abs(factor * ratio - 1) < _EXACT:
         what = f"the gradients of step 0 are {ratio:g} times too large: a sum over the ranks"
-        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+        yield case.found_beyond(Cause.GRADIENT_FACTOR, what)
     elif is_exact and abs(factor / ratio - 1) < _EXACT:
         what = f"the gradients of step 0 are {ratio:g} times too small: divided once too often"
-        yield case.found(Cause.GRADIENT_FACTOR, what, step=0, tensor=beyond.first_tensor)
+        yield case.found_beyond(Cause.GRADIENT_FACTOR, what)
 
 
 def _is_sum(mine: Step, theirs: Step, ratio: float) -> bool:
@@ -105,12 +105,10 @@ def mean_of_means(case: Case) -> Iterator[Finding]:
     shares = case.other.steps[beyond.step].shares
     if len(set(shares)) > 1 and all(_equal_until(case, beyond.step)):
         shown = " + ".join(map(str, shares))
-        yield case.found(
+        yield case.found_beyond(
             Cause.MEAN_OF_MEANS,
             f"step {beyond.step} shares its samples as {shown}, and the gradients of all ranks "
             "count alike: a sample of the smaller share counts more",
-            step=beyond.step,
-            tensor=beyond.first_tensor,
         )
 
 
@@ -143,24 +141,20 @@ def no_mean_over_samples(case: Case) -> Iterator[Finding]:
     else:
         cause, why = Cause.ACROSS_SAMPLES, "it is no mean over samples. Does it compare those of a "
         why += "batch with each other?"
-    yield case.found(
+    yield case.found_beyond(
         cause,
         f"the ranks' losses of step {beyond.step} ({shown}) count {counted} and make {mean:.6g}, "
         f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
         f"{whole:.6g}: {why}",
-        step=beyond.step,
-        tensor=beyond.first_tensor,
     )
 
 
 def clipped_early(case: Case) -> Iterator[Finding]:
     """Find gradients that are clipped before all of them are there."""
     if case.beyond is not None and case.other.clips_early:
-        yield case.found(
+        yield case.found_beyond(
             Cause.CLIPPED_EARLY,
             f"gradients are clipped, and {case.other.clips_early[0]} before the step",
-            step=case.beyond.step,
-            tensor=case.beyond.first_tensor,
         )
 
 
@@ -174,12 +168,10 @@ def batchnorm_share(case: Case) -> Iterator[Finding]:
     shares = case.other.steps[beyond.step].shares
     shown = " + ".join(map(str, shares)) if any(shares) else "a part"
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    yield case.found(
+    yield case.found_beyond(
         Cause.BATCHNORM_SHARE,
         f"the BatchNorm {names[0]}{more} takes mean and variance over each rank's share "
         f"({shown} samples), not over the batch",
-        step=beyond.step,
-        tensor=beyond.first_tensor,
     )
 
 

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast, final
+from typing import Any, Self, final
 from urllib.parse import quote, unquote, urlsplit
 
 import safetensors
@@ -72,11 +72,11 @@ class Redirection:
         """Wrap Python's functions on files, and those known of other packages."""
         # Functions of `os`, grouped by what they do to a path.
         for name in (*_READING, *_READING_LINKS):
-            self._wrap(patches, os, name, partial(self._read, name not in _READING_LINKS))
+            self._hook(patches, os, name, partial(self._read, name not in _READING_LINKS))
         for name in _REMOVING:
-            self._wrap(patches, os, name, partial(self._remove, name == "rmdir"))
+            self._hook(patches, os, name, partial(self._remove, name == "rmdir"))
         for name in ("rename", "replace"):
-            self._wrap(patches, os, name, self._rename)
+            self._hook(patches, os, name, self._rename)
         rules: tuple[tuple[str, Function], ...] = (
             *((name, self._change) for name in _CHANGING),
             *((name, self._make) for name in _MAKING),
@@ -90,41 +90,35 @@ class Redirection:
             ("open", self._open_descriptor),
         )
         for name, rule in rules:
-            self._wrap(patches, os, name, rule)
+            self._hook(patches, os, name, rule)
         # The same `open` under its three names.
         for module in (builtins, io, _io):
-            self._wrap(patches, module, "open", self._open)
-        self._wrap(patches, sqlite3, "connect", self._connect)
+            self._hook(patches, module, "open", self._open)
+        self._hook(patches, sqlite3, "connect", self._connect)
         # Functions outside Python's own that take paths: only their arguments can be redirected.
         for reader, name, place, word in _NATIVE_READERS:
-            self._wrap(patches, reader, name, partial(self._native, place, word, False))
+            self._hook(patches, reader, name, partial(self._native, place, word, False))
         for writer, name, place, word in _NATIVE_WRITERS:
-            self._wrap(patches, writer, name, partial(self._native, place, word, True))
+            self._hook(patches, writer, name, partial(self._native, place, word, True))
         if hasattr(shutil, "_use_fd_functions"):  # rmtree by names, not by descriptors
-            patches.wrap(shutil, "_use_fd_functions", lambda _: cast(Function, False))
+            patches.put(shutil, "_use_fd_functions", False)
 
-    def _wrap(self, patches: Patches, owner: object, name: str, rule: Function) -> None:
-        if not hasattr(owner, name):
-            return  # not on this system
+    def _hook(self, patches: Patches, owner: object, name: str, rule: Function) -> None:
+        if hasattr(owner, name):  # not on every system
+            patches.hook(owner, name, partial(self._by_rule, rule))
 
-        def around(original: Function) -> Function:
-            @wraps(original)
-            def call(*arguments: Any, **named: Any) -> Any:
-                # Called from within a rule, whose paths are real ones.
-                if getattr(self._own, "is_inside", False):
-                    return original(*arguments, **named)
-                self._own.is_inside = True
-                try:
-                    # Rules may use files themselves, untranslated; what the script asked for runs
-                    # outside of them.
-                    act = rule(original, *arguments, **named)
-                finally:
-                    self._own.is_inside = False
-                return self._call_redirected(act)
-
-            return call
-
-        patches.wrap(owner, name, around)
+    def _by_rule(self, rule: Function, original: Function, *arguments: Any, **named: Any) -> Any:
+        # Called from within a rule, whose paths are real ones.
+        if getattr(self._own, "is_inside", False):
+            return original(*arguments, **named)
+        self._own.is_inside = True
+        try:
+            # Rules may use files themselves, untranslated; what the script asked for runs outside
+            # of them.
+            act = rule(original, *arguments, **named)
+        finally:
+            self._own.is_inside = False
+        return self._call_redirected(act)
 
     def _call_redirected(self, act: Callable[[], Any]) -> Any:
         """Do what was asked for, and name files as the script does where that fails."""
@@ -418,8 +412,7 @@ def writes_isolated(trial: Trial) -> Iterator[None]:
         multiprocessing.process.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
         write_only_below([Path(trial.place), *_existing()])
     with Patches() as patches:
-        written = Path(trial.overlay) if trial.overlay else Path(trial.records) / "overlay"
-        overlay = Overlay(written, [Path(trial.place), *_existing()])
+        overlay = Overlay(Path(trial.overlay), [Path(trial.place), *_existing()])
         Redirection(overlay).install(patches)
         yield
 

@@ -129,7 +129,9 @@ class Overlay:
             return os.listdir(above)  # raises what there is to raise
         # The real entries, without those that were removed.
         if os.path.isdir(key) and not self._is_gone(key):
-            below = (name for name in os.listdir(key) if not self._is_marked(_joined(key, name)))
+            below = (
+                name for name in os.listdir(key) if not self._is_marked(os.path.join(key, name))
+            )
             found |= dict.fromkeys(below)
         return list(found)
 
@@ -164,7 +166,7 @@ class Overlay:
         place = self.writable(key, keep=True)
         if os.path.isdir(seen):
             for name in self.names(key):
-                self.lift(_joined(key, name))
+                self.lift(os.path.join(key, name))
         return place
 
     def make_way(self, key: str) -> str:
@@ -192,7 +194,7 @@ class Overlay:
         parent, name = os.path.split(full)
         if name in ("", ".", ".."):
             return self.real_name(os.path.realpath(full))
-        return _joined(self.real_name(os.path.realpath(parent)), name)
+        return os.path.join(self.real_name(os.path.realpath(parent)), name)
 
     def _drop(self, key: str) -> None:
         above = self._files + key
@@ -253,10 +255,6 @@ class Overlay:
 
     def _mark_of(self, key: str) -> str:
         return os.path.join(self._gone, hashlib.sha256(os.fsencode(key)).hexdigest()[:32])
-
-
-def _joined(parent: str, name: str) -> str:
-    return os.path.join(parent, name)
 
 
 def _error(number: int, key: str) -> OSError:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, Never, final
 
@@ -64,11 +64,11 @@ def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None
     """
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in ("spawn", "start_processes"):
-            patches.wrap(module, name, partial(_around_spawn, trial, spawned))
+            patches.hook(module, name, partial(_spawn, trial, spawned))
     # Spawned processes are isolated alike; programs are noted, since what they do isn't seen.
-    patches.wrap(multiprocessing.spawn, "get_preparation_data", partial(_around_data, trial))
-    patches.wrap(subprocess.Popen, "__init__", partial(_around_program, trial))
-    patches.wrap(os, "system", partial(_around_system, trial))
+    patches.hook(multiprocessing.spawn, "get_preparation_data", partial(_preparation_data, trial))
+    patches.before(subprocess.Popen, "__init__", partial(_note_popen, trial))
+    patches.before(os, "system", lambda command: _note_program(trial, os.fsdecode(command)))
 
 
 def mark_worker() -> None:
@@ -116,34 +116,31 @@ def _refuse(
     raise UsageError(message)
 
 
-def _around_spawn(
-    trial: Trial, spawned: Placed | None, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    @wraps(original)
-    def spawn(
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        nprocs: int = 1,
-        join: bool = True,
-        *others: Any,
-        **named: Any,
-    ) -> Any:
-        place = {n: v for n, v in current_variables().items() if n in _PLACE}
-        workers = int(place.get("WORLD_SIZE", 1))
-        if spawned is None or nprocs != workers:
-            name = getattr(fn, "__name__", "main")
-            call = f'{name}(int(os.environ["LOCAL_RANK"]), ...)'
-            count = _COUNT.format(number=nprocs, workers=workers)
-            _refuse(trial, f"mp.spawn({name}, nprocs={nprocs})", call, count)
-        spawned(place)
-        # A spawned process has random numbers of its own, whatever its parent has drawn.
-        torch.manual_seed(torch.Generator().initial_seed())
-        random.seed()
-        np.random.seed()
-        fn(int(place["LOCAL_RANK"]), *args)
-        return None if join else _Joined()
-
-    return spawn
+def _spawn(
+    trial: Trial,
+    spawned: Placed | None,
+    original: Callable[..., Any],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    *others: Any,
+    **named: Any,
+) -> Any:
+    place = {n: v for n, v in current_variables().items() if n in _PLACE}
+    workers = int(place.get("WORLD_SIZE", 1))
+    if spawned is None or nprocs != workers:
+        name = getattr(fn, "__name__", "main")
+        call = f'{name}(int(os.environ["LOCAL_RANK"]), ...)'
+        count = _COUNT.format(number=nprocs, workers=workers)
+        _refuse(trial, f"mp.spawn({name}, nprocs={nprocs})", call, count)
+    spawned(place)
+    # A spawned process has random numbers of its own, whatever its parent has drawn.
+    torch.manual_seed(torch.Generator().initial_seed())
+    random.seed()
+    np.random.seed()
+    fn(int(place["LOCAL_RANK"]), *args)
+    return None if join else _Joined()
 
 
 @final
@@ -174,7 +171,7 @@ def _enter(text: str) -> None:
     watch_children(trial, patches)
     # Reading data is allowed; taking part in a training is not.
     for module in (dist, distributed_c10d):
-        patches.wrap(module, "init_process_group", partial(_around_group, trial))
+        patches.before(module, "init_process_group", lambda *_, **__: refuse_child(trial, JOINS))
     hook = register_optimizer_step_pre_hook(lambda *_: refuse_child(trial, STEPS))
     stack.callback(hook.remove)
     _entered.append(stack)
@@ -184,41 +181,16 @@ JOINS = "calls init_process_group"
 STEPS = "takes an optimizer's step"
 
 
-def _around_group(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def init_process_group(*arguments: Any, **named: Any) -> Any:
-        refuse_child(trial, JOINS)
-        return original(*arguments, **named)
-
-    return init_process_group
+def _preparation_data(
+    trial: Trial, original: Callable[..., Any], *arguments: Any, **named: Any
+) -> dict[str, Any]:
+    # First of all: what a spawned process does next is to import the script.
+    return {"paceline": _Entry(trial.to_json()), **original(*arguments, **named)}
 
 
-def _around_data(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def get_preparation_data(*arguments: Any, **named: Any) -> dict[str, Any]:
-        # First of all: what a spawned process does next is to import the script.
-        return {"paceline": _Entry(trial.to_json()), **original(*arguments, **named)}
-
-    return get_preparation_data
-
-
-def _around_program(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def init(process: object, args: Any, *more: Any, **named: Any) -> None:
-        words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
-        _note_program(trial, " ".join(os.fsdecode(word) for word in words))
-        original(process, args, *more, **named)
-
-    return init
-
-
-def _around_system(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def system(command: str | bytes) -> Any:
-        _note_program(trial, os.fsdecode(command))
-        return original(command)
-
-    return system
+def _note_popen(trial: Trial, process: object, args: Any, *_: object, **__: object) -> None:
+    words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
+    _note_program(trial, " ".join(os.fsdecode(word) for word in words))
 
 
 def _note_program(trial: Trial, line: str) -> None:

@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from types import FrameType
 from typing import cast, final
 from weakref import WeakKeyDictionary
@@ -73,28 +72,30 @@ class LoaderWatch:
     def installed(self) -> Iterator[None]:
         """Wrap torch's DataLoader while the block runs."""
         with Patches() as patches:
-            patches.wrap(DataLoader, "__init__", self._around_init)
-            patches.wrap(DistributedSampler, "__init__", self._around_sampler)
-            patches.wrap(DataLoader, "__iter__", self._around_iter)
-            patches.wrap(_BaseDataLoaderIter, "_next_index", self._around_next_index)
-            patches.wrap(_BaseDataLoaderIter, "_reset", self._around_reset)
-            patches.wrap(_BaseDataLoaderIter, "__next__", self._around_next)
-            patches.wrap(Loader, "read", self._around_read)
+            patches.hook(DataLoader, "__init__", self._make_loader)
+            patches.hook(DistributedSampler, "__init__", self._make_sampler)
+            patches.hook(DataLoader, "__iter__", self._iterate)
+            patches.hook(_BaseDataLoaderIter, "_next_index", self._next_index)
+            patches.before(_BaseDataLoaderIter, "_reset", self._forget_asked)
+            patches.hook(_BaseDataLoaderIter, "__next__", self._next)
+            patches.hook(Loader, "read", self._read)
             for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
-                patches.wrap(fetcher, "fetch", self._around_fetch)
+                patches.hook(fetcher, "fetch", self._fetch)
             yield
 
-    def _around_init(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def make(loader: DataLoader[object], *arguments: object, **named: object) -> None:
-            original(loader, *arguments, **named)
-            self._sites[loader] = site = self._number(_site(sys._getframe(1)))
-            self.observer.place(f"loader {site}")
-            if isinstance(loader.sampler, DistributedSampler) and loader.sampler in self._samplers:
-                made = self._samplers[loader.sampler]
-                self.observer.record(Placed(f"sampler {site}", made))
-
-        return make
+    def _make_loader(
+        self,
+        original: Callable[..., object],
+        loader: DataLoader[object],
+        *arguments: object,
+        **named: object,
+    ) -> None:
+        original(loader, *arguments, **named)
+        self._sites[loader] = site = self._number(_site(sys._getframe(2)))
+        self.observer.place(f"loader {site}")
+        if isinstance(loader.sampler, DistributedSampler) and loader.sampler in self._samplers:
+            made = self._samplers[loader.sampler]
+            self.observer.record(Placed(f"sampler {site}", made))
 
     def _number(self, site: int) -> int:
         """Tell loaders apart that one place makes before any of them is used: a library's, say."""
@@ -106,102 +107,77 @@ class LoaderWatch:
         self._places[other] = site
         return other
 
-    def _around_sampler(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def make(sampler: object, *arguments: object, **named: object) -> None:
-            original(sampler, *arguments, **named)
-            self._samplers[sampler] = caller()
+    def _make_sampler(
+        self, original: Callable[..., object], sampler: object, *arguments: object, **named: object
+    ) -> None:
+        original(sampler, *arguments, **named)
+        self._samplers[sampler] = caller()
 
-        return make
+    def _iterate(self, original: Callable[..., object], loader: DataLoader[object]) -> object:
+        if self.observer.in_session:
+            return original(loader)
+        begun = self._begin(loader)
+        iterator = original(loader)
+        if iterator in self._open:  # persistent workers: the last pass's, which has prefetched
+            begun.waiting = self._open[iterator].waiting
+        elif self._early:
+            begun.waiting.extend(self._early)
+        self._early.clear()
+        self._open[iterator] = begun
+        return iterator
 
-    def _around_iter(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def iterate(loader: DataLoader[object]) -> object:
-            if self.observer.in_session:
-                return original(loader)
-            begun = self._begin(loader)
-            iterator = original(loader)
-            if iterator in self._open:  # persistent workers: the last pass's, which has prefetched
-                begun.waiting = self._open[iterator].waiting
-            elif self._early:
-                begun.waiting.extend(self._early)
-            self._early.clear()
-            self._open[iterator] = begun
-            return iterator
+    def _next_index(self, original: Callable[..., object], iterator: object) -> object:
+        index = original(iterator)
+        found = self._open.get(iterator)
+        (self._early if found is None else found.waiting).append(index)
+        return index
 
-        return iterate
+    def _forget_asked(self, iterator: object, *_: object, **__: object) -> None:
+        if iterator in self._open:  # persistent workers: what was asked for won't come any more
+            self._open[iterator].waiting.clear()
 
-    def _around_next_index(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def next_index(iterator: object) -> object:
-            index = original(iterator)
-            found = self._open.get(iterator)
-            (self._early if found is None else found.waiting).append(index)
-            return index
+    def _next(self, original: Callable[..., object], iterator: object) -> object:
+        found = self._open.get(iterator)
+        if found is None or self.observer.in_session:
+            return original(iterator)
+        # Enough of this pass has been seen: the script's loop ends as at the end of an epoch.
+        if self._is_long(found):
+            self.observer.record(PassEnded(found.site, found.number, True))
+            raise StopIteration
+        try:
+            content = original(iterator)
+        except StopIteration:
+            self.observer.record(PassEnded(found.site, found.number, False))
+            raise
+        found.drawn += 1
+        self._record_batch(found, content)
+        return content
 
-        return next_index
+    def _read(
+        self, original: Callable[..., object], loader: Loader, epoch: int, *more: object
+    ) -> Iterator[Batch]:
+        batches = cast(Iterator[Batch], original(loader, epoch, *more))
+        writer, steps = self.observer.writer, 0
+        for batch in batches:
+            yield batch
+            # A step has one batch for each shard: the last one ends it.
+            steps += batch.last
+            if steps == self.observer.trial.steps:
+                writer.write(PassEnded(SESSION_LOADER, epoch, True))
+                return
+        writer.write(PassEnded(SESSION_LOADER, epoch, False))
 
-    def _around_reset(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def reset(iterator: object, *arguments: object, **named: object) -> object:
-            if iterator in self._open:  # persistent workers: what was asked for won't come any more
-                self._open[iterator].waiting.clear()
-            return original(iterator, *arguments, **named)
-
-        return reset
-
-    def _around_next(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def take(iterator: object) -> object:
-            found = self._open.get(iterator)
-            if found is None or self.observer.in_session:
-                return original(iterator)
-            # Enough of this pass has been seen: the script's loop ends as at the end of an epoch.
-            if self._is_long(found):
-                self.observer.record(PassEnded(found.site, found.number, True))
-                raise StopIteration
-            try:
-                content = original(iterator)
-            except StopIteration:
-                self.observer.record(PassEnded(found.site, found.number, False))
-                raise
-            found.drawn += 1
-            self._record_batch(found, content)
-            return content
-
-        return take
-
-    def _around_read(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def read(loader: Loader, epoch: int, *more: object) -> Iterator[Batch]:
-            batches = cast(Iterator[Batch], original(loader, epoch, *more))
-            writer, steps = self.observer.writer, 0
-            for batch in batches:
-                yield batch
-                # A step has one batch for each shard: the last one ends it.
-                steps += batch.last
-                if steps == self.observer.trial.steps:
-                    writer.write(PassEnded(SESSION_LOADER, epoch, True))
-                    return
-            writer.write(PassEnded(SESSION_LOADER, epoch, False))
-
-        return read
-
-    def _around_fetch(self, original: Callable[..., object]) -> Callable[..., object]:
-        @wraps(original)
-        def fetch(fetcher: object, index: object) -> object:
-            if self.observer.in_session:
-                return original(fetcher, index)
-            # Runs in a loader's process: whether the data set has drawn from the global generators.
-            before = rng_states()
-            content = original(fetcher, index)
-            drawn = drawn_from(before, rng_states())
-            if drawn:
-                worker = get_worker_info()
-                self.observer.writer.write(Drew(f"data {worker.id if worker else 0}", drawn))
-            return content
-
-        return fetch
+    def _fetch(self, original: Callable[..., object], fetcher: object, index: object) -> object:
+        if self.observer.in_session:
+            return original(fetcher, index)
+        # Runs in a loader's process: whether the data set has drawn from the global generators.
+        before = rng_states()
+        content = original(fetcher, index)
+        drawn = drawn_from(before, rng_states())
+        if drawn:
+            worker = get_worker_info()
+            self.observer.writer.write(Drew(f"data {worker.id if worker else 0}", drawn))
+        return content
 
     def _begin(self, loader: DataLoader[object]) -> _Pass:
         self._note_trained()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from io import FileIO
 from pathlib import Path
 
@@ -53,10 +53,10 @@ def locations_recorded(
     """
     with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
         for name in _CALLS:
-            patches.wrap(dist, name, partial(_around, file, f"{name}()", met))
-        patches.wrap(Tensor, "backward", partial(_around, file, "a backward pass", _nothing))
+            patches.hook(dist, name, partial(_call, file, f"{name}()", met))
+        patches.hook(Tensor, "backward", partial(_call, file, "a backward pass", _nothing))
         name = "the making of DistributedDataParallel"
-        patches.wrap(DistributedDataParallel, "__init__", partial(_around, file, name, met))
+        patches.hook(DistributedDataParallel, "__init__", partial(_call, file, name, met))
         yield
 
 
@@ -64,18 +64,19 @@ def _nothing(name: str) -> None:
     """Does nothing: a backward pass by itself is no collective."""
 
 
-def _around(
-    file: FileIO, name: str, done: Callable[[str], None], original: Callable[..., object]
-) -> Callable[..., object]:
-    @wraps(original)
-    def call(*arguments: object, **named: object) -> object:
-        _note(file, f"{name} at {at}" if (at := caller()) else name)
-        result = original(*arguments, **named)
-        _note(file, "")  # not where it fails: that is where the rank was
-        done(name)
-        return result
-
-    return call
+def _call(
+    file: FileIO,
+    name: str,
+    done: Callable[[str], None],
+    original: Callable[..., object],
+    *arguments: object,
+    **named: object,
+) -> object:
+    _note(file, f"{name} at {at}" if (at := caller()) else name)
+    result = original(*arguments, **named)
+    _note(file, "")  # not where it fails: that is where the rank was
+    done(name)
+    return result
 
 
 def _note(file: FileIO, name: str) -> None:

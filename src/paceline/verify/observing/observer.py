@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from paceline.data.batch import Batch
 from paceline.distributed.device import default_generator, is_accelerator, kinds_here
 from paceline.training.components import Components
-from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.hooks.base import StepHook
 from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
@@ -101,35 +100,6 @@ class Observer:
     _rng_state: str = ""
     """State of the generator after the last batch, dropout or backward pass; empty before them."""
 
-    # Called for Paceline's session, by `SessionHook`
-
-    def begin(self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Store what is trained."""
-        self.in_session = True
-        for name, model in models.items():
-            self.record_model(model, "session", prefix="" if len(models) == 1 else f"{name}.")
-        for optimizer in optimizers:
-            self._number_of(optimizer)
-
-    def batch(self, batch: Batch, epoch: int, step: int) -> None:
-        """Note what is about to be trained on; ends the training once enough was seen."""
-        if epoch >= self.trial.epochs:
-            raise EnoughSeenError
-        samples = tuple(str(int(index)) for index in batch.indices)
-        contents = content_hashes(batch.content, len(samples)) if samples else ()
-        drawn = Drawn(SESSION_LOADER, epoch, samples, contents, True, batch.total, batch.part)
-        self.writer.write(drawn)
-        self.after_batch()
-
-    def loss(self, loss: Tensor, weight: float) -> None:
-        """Note a backward pass."""
-        self._record_draws()
-        self.writer.write(Backward(_number(loss), weight))
-
-    def evaluated(self, figures: Metrics, samples: int) -> None:
-        """Note an evaluation's figures."""
-        self.writer.write(Figured(figures, samples))
-
     # Called by the hooks of script_hooks.py and dataloader_hooks.py
 
     def record(self, event: Event) -> None:
@@ -164,7 +134,7 @@ class Observer:
         """Note a backward pass of a plain script."""
         if loss.numel() == 1 and not self.in_session:
             self._begin()
-            self._record_draws()
+            self.record_draws()
             self.record(Backward(_number(loss), synced=self._synced))
             self.place("backward")
             self._in_step, self._synced = True, None
@@ -176,7 +146,7 @@ class Observer:
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             return
-        number = self._number_of(optimizer)
+        number = self.number_of(optimizer)
         self.place("step")
         whole = self.rank == 0
         parameters = _parameters(optimizer)
@@ -196,7 +166,7 @@ class Observer:
         del self._stepping[self._stepping.index(optimizer) :]
         if self._stepping:
             return
-        number, parameters = self._number_of(optimizer), _parameters(optimizer)
+        number, parameters = self.number_of(optimizer), _parameters(optimizer)
         self._steps_by_optimizer[number] += 1
         # Several optimizers may take turns: the busiest one counts the steps.
         self.steps = max(self._steps_by_optimizer)
@@ -306,7 +276,8 @@ class Observer:
             self._has_begun = True
             self.writer.write(Began(time.monotonic()))
 
-    def _record_draws(self) -> None:
+    def record_draws(self) -> None:
+        """Note where random numbers were drawn since the last batch, dropout or backward pass."""
         if not self._rng_state:
             return
         state = rng_states()["torch"]
@@ -366,7 +337,8 @@ class Observer:
         states = [_described(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
         return hash_text("\n".join(states)) if any(states) else ""
 
-    def _number_of(self, optimizer: Optimizer) -> int:
+    def number_of(self, optimizer: Optimizer) -> int:
+        """Number an optimizer in the order in which they come."""
         for number, known in enumerate(self._optimizers):
             if known is optimizer:
                 return number
@@ -405,7 +377,7 @@ def _numbers(tensor: Tensor) -> tuple[float, ...]:
 
 @final
 class SessionHook(StepHook):
-    """Tells an observer what Paceline's own session trains."""
+    """Notes for an observer what Paceline's own session trains."""
 
     needs_equal_weights = True
 
@@ -419,19 +391,33 @@ class SessionHook(StepHook):
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
-        """Show it what is trained."""
+        """Store what is trained."""
         self._position = position
-        self._observer.begin(components.models, components.optimizers)
+        observer, models = self._observer, components.models
+        observer.in_session = True
+        for name, model in models.items():
+            observer.record_model(model, "session", prefix="" if len(models) == 1 else f"{name}.")
+        for optimizer in components.optimizers:
+            observer.number_of(optimizer)
 
     def begin_step(self, step: int, batch: Batch | None) -> None:
-        """Show it what is about to be trained on."""
-        if batch is not None:
-            self._observer.batch(batch, self._position.epoch, step)
+        """Note what is about to be trained on; ends the training once enough was seen."""
+        if batch is None:
+            return
+        epoch = self._position.epoch
+        if epoch >= self._observer.trial.epochs:
+            raise EnoughSeenError
+        samples = tuple(str(int(index)) for index in batch.indices)
+        contents = content_hashes(batch.content, len(samples)) if samples else ()
+        drawn = Drawn(SESSION_LOADER, epoch, samples, contents, True, batch.total, batch.part)
+        self._observer.writer.write(drawn)
+        self._observer.after_batch()
 
     def before_backward(self, loss: Tensor, weight: float) -> None:
-        """Show it the loss."""
-        self._observer.loss(loss, weight)
+        """Note a backward pass."""
+        self._observer.record_draws()
+        self._observer.writer.write(Backward(_number(loss), weight))
 
     def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
-        """Show it an evaluation's figures."""
-        self._observer.evaluated(dict(metrics), samples)
+        """Note an evaluation's figures."""
+        self._observer.writer.write(Figured(dict(metrics), samples))

@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, final
 
 import numpy as np
@@ -67,10 +66,10 @@ def dropout_watched(
     watch = _DropoutWatch(before, after, keep)
     with Patches() as patches:
         for name in _DROPOUTS:
-            patches.wrap(F, name, watch.around)
-        patches.wrap(F, "scaled_dot_product_attention", watch.around_attention)
+            patches.hook(F, name, watch.dropout)
+        patches.hook(F, "scaled_dot_product_attention", watch.attention)
         for name in _RECURRENT:
-            patches.wrap(_VF, name, watch.around_recurrent)
+            patches.hook(_VF, name, watch.recurrent)
         yield
 
 
@@ -83,65 +82,58 @@ class _DropoutWatch:
     after: Callable[[], None]
     keep: Callable[[], bool]
 
-    def around(self, original: Callable[..., object]) -> Callable[..., object]:
+    def dropout(
+        self,
+        original: Callable[..., object],
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> object:
         """Replace one of `F`'s dropout functions."""
+        if not training or p == 0:
+            return original(input, p, training, inplace)
+        self.before(input)
+        if self.keep():
+            result = original(input, p, training, inplace)
+        else:
+            # The numbers are drawn all the same, so that whatever draws after it gets what it
+            # would have got.
+            with torch.no_grad():
+                original(input, p, training, False)
+            result = input
+        self.after()
+        return result
 
-        @wraps(original)
-        def dropout(
-            input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-        ) -> object:
-            if not training or p == 0:
-                return original(input, p, training, inplace)
-            self.before(input)
-            if self.keep():
-                result = original(input, p, training, inplace)
-            else:
-                # The numbers are drawn all the same, so that whatever draws after it gets what it
-                # would have got.
-                with torch.no_grad():
-                    original(input, p, training, False)
-                result = input
-            self.after()
-            return result
-
-        return dropout
-
-    def around_attention(self, original: Callable[..., object]) -> Callable[..., object]:
+    def attention(
+        self,
+        original: Callable[..., object],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        *arguments: object,
+        **named: object,
+    ) -> object:
         """Replace scaled_dot_product_attention, which drops out within."""
 
-        @wraps(original)
-        def attention(
-            query: Tensor,
-            key: Tensor,
-            value: Tensor,
-            attn_mask: Tensor | None = None,
-            dropout_p: float = 0.0,
-            *arguments: object,
-            **named: object,
-        ) -> object:
-            def call(p: float) -> object:
-                return original(query, key, value, attn_mask, p, *arguments, **named)
+        def call(p: float) -> object:
+            return original(query, key, value, attn_mask, p, *arguments, **named)
 
-            return self._watched(call, query, dropout_p)
+        return self._watched(call, query, dropout_p)
 
-        return attention
-
-    def around_recurrent(self, original: Callable[..., object]) -> Callable[..., object]:
+    def recurrent(self, original: Callable[..., object], *arguments: Any) -> object:
         """Replace a kernel of recurrent layers, which drops out between its layers."""
+        # A packed sequence's batch sizes stand before the hidden state.
+        weights = next(n for n, value in enumerate(arguments) if isinstance(value, list))
+        place = weights + _AFTER_WEIGHTS
 
-        @wraps(original)
-        def recurrent(*arguments: Any) -> object:  # types of C++'s overloads
-            # A packed sequence's batch sizes stand before the hidden state.
-            weights = next(n for n, value in enumerate(arguments) if isinstance(value, list))
-            place = weights + _AFTER_WEIGHTS
+        def call(p: float) -> object:
+            return original(*arguments[:place], p, *arguments[place + 1 :])
 
-            def call(p: float) -> object:
-                return original(*arguments[:place], p, *arguments[place + 1 :])
-
-            given, p, is_training = arguments[0], arguments[place], arguments[place + 1]
-            return self._watched(call, given, p if is_training else 0.0)
-
-        return recurrent
+        given, p, is_training = arguments[0], arguments[place], arguments[place + 1]
+        return self._watched(call, given, p if is_training else 0.0)
 
     def _watched(self, call: Callable[[float], object], given: Tensor, p: float) -> object:
         """Call an operation that drops out within; unless that is kept, once more with p = 0."""

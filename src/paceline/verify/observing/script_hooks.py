@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import TextIO, cast, final
 
@@ -59,22 +59,22 @@ def watched(observer: Observer) -> Iterator[None]:
         _hook_optimizers(observer, stack)
         handle = register_module_forward_pre_hook(lambda part, _: observer.before_forward(part))
         stack.callback(handle.remove)
-        patches.wrap(Tensor, "backward", partial(_around_backward, observer))
-        patches.wrap(DistributedDataParallel, "__init__", partial(_around_ddp, observer))
-        patches.wrap(DistributedDataParallel, "forward", partial(_around_wrapper, observer))
+        patches.before(Tensor, "backward", lambda loss, *_, **__: observer.before_backward(loss))
+        patches.hook(DistributedDataParallel, "__init__", partial(_make_ddp, observer))
+        patches.hook(DistributedDataParallel, "forward", partial(_forward, observer))
         late = register_module_parameter_registration_hook(
             lambda part, *_: observer.parameter_registered(part)
         )
         stack.callback(late.remove)
         _place_makers(observer, patches)
         for kind in _schedulers():
-            patches.wrap(kind, "step", partial(_around_schedule, observer))
+            patches.hook(kind, "step", partial(_schedule_step, observer))
         # Communication: scripts import these functions from either module.
         for module in (dist, distributed_c10d):
-            patches.wrap(module, "init_process_group", partial(_around_group, observer))
-            patches.wrap(module, "new_group", partial(_around_new_group, observer))
+            patches.hook(module, "init_process_group", partial(_init_process_group, observer))
+            patches.hook(module, "new_group", partial(_new_group, observer))
         for name in ("all_reduce", "reduce"):
-            patches.wrap(dist, name, partial(_around_reduce, observer))
+            patches.hook(dist, name, partial(_reduce, observer))
         records = Path(observer.trial.records)
         stack.enter_context(locations_recorded(records, observer.rank, observer.communicated))
         stack.enter_context(_printing_noted(observer))
@@ -95,87 +95,66 @@ def _hook_optimizers(observer: Observer, stack: ExitStack) -> None:
     stack.callback(register_optimizer_step_post_hook(after).remove)
 
 
-def _around_backward(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def backward(loss: Tensor, *arguments: object, **named: object) -> object:
-        observer.before_backward(loss)
-        return original(loss, *arguments, **named)
-
-    return backward
-
-
-def _around_ddp(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def wrap(wrapper: nn.Module, module: nn.Module, *arguments: object, **named: object) -> object:
-        broadcasts = bool(named.get("broadcast_buffers", True))
-        observer.record_model(module, "DistributedDataParallel", broadcasts=broadcasts)
-        return original(wrapper, module, *arguments, **named)
-
-    return wrap
+def _make_ddp(
+    observer: Observer,
+    original: Callable[..., object],
+    wrapper: nn.Module,
+    module: nn.Module,
+    *arguments: object,
+    **named: object,
+) -> object:
+    broadcasts = bool(named.get("broadcast_buffers", True))
+    observer.record_model(module, "DistributedDataParallel", broadcasts=broadcasts)
+    return original(wrapper, module, *arguments, **named)
 
 
-def _around_wrapper(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def forward(wrapper: DistributedDataParallel, *arguments: object, **named: object) -> object:
-        if not torch.is_grad_enabled():
-            return original(wrapper, *arguments, **named)
-        observer.wrapper_entered(synced=wrapper.require_backward_grad_sync)
-        try:
-            return original(wrapper, *arguments, **named)
-        finally:
-            observer.wrapper_left()
-
-    return forward
+def _forward(
+    observer: Observer,
+    original: Callable[..., object],
+    wrapper: DistributedDataParallel,
+    /,  # keywords are the model's own
+    *arguments: object,
+    **named: object,
+) -> object:
+    if not torch.is_grad_enabled():
+        return original(wrapper, *arguments, **named)
+    observer.wrapper_entered(synced=wrapper.require_backward_grad_sync)
+    try:
+        return original(wrapper, *arguments, **named)
+    finally:
+        observer.wrapper_left()
 
 
 def _place_makers(observer: Observer, patches: Patches) -> None:
     """Note the lines that make or set what a training depends on."""
     # Only where they stand is noted: findings point to these lines.
-    patches.wrap(Optimizer, "__init__", partial(_placed, observer, "optimizer"))
-    patches.wrap(
-        nn.modules.batchnorm._BatchNorm, "__init__", partial(_placed, observer, "batchnorm")
+    for owner, name, what in (
+        (Optimizer, "__init__", "optimizer"),
+        (nn.modules.batchnorm._BatchNorm, "__init__", "batchnorm"),
+        (nn.Module, "eval", "eval"),
+        (DistributedDataParallel, "no_sync", "no_sync"),
+        (GradScaler, "__init__", "scaler"),
+        (data, "random_split", "split"),
+        (data.Subset, "__init__", "subset"),
+        (torch, "manual_seed", "seed"),
+        (torch.random, "manual_seed", "seed"),
+    ):
+        patches.before(owner, name, partial(_place, observer, what))
+    patches.before(
+        GradScaler, "step", lambda scaler, *_, **__: observer.record(Scaled(scaler.get_scale()))
     )
-    patches.wrap(nn.Module, "eval", partial(_placed, observer, "eval"))
-    patches.wrap(DistributedDataParallel, "no_sync", partial(_placed, observer, "no_sync"))
-    patches.wrap(GradScaler, "__init__", partial(_placed, observer, "scaler"))
-    patches.wrap(data, "random_split", partial(_placed, observer, "split"))
-    patches.wrap(data.Subset, "__init__", partial(_placed, observer, "subset"))
-    patches.wrap(GradScaler, "step", partial(_around_scaler, observer))
-    for seeding in (torch, torch.random):
-        patches.wrap(seeding, "manual_seed", partial(_placed, observer, "seed"))
     for clipping in (nn.utils, nn.utils.clip_grad):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.wrap(clipping, name, partial(_around_clipping, observer))
+            patches.before(clipping, name, partial(_note_clipping, observer))
 
 
-def _placed(
-    observer: Observer, what: str, original: Callable[..., object]
-) -> Callable[..., object]:
-    @wraps(original)
-    def call(*arguments: object, **named: object) -> object:
-        observer.place(what)
-        return original(*arguments, **named)
-
-    return call
+def _place(observer: Observer, what: str, *_: object, **__: object) -> None:
+    observer.place(what)
 
 
-def _around_scaler(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def step(scaler: GradScaler, *arguments: object, **named: object) -> object:
-        observer.record(Scaled(scaler.get_scale()))
-        return original(scaler, *arguments, **named)
-
-    return step
-
-
-def _around_clipping(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def clip(*arguments: object, **named: object) -> object:
-        observer.record(Clipped())
-        observer.place("clip")
-        return original(*arguments, **named)
-
-    return clip
+def _note_clipping(observer: Observer, *_: object, **__: object) -> None:
+    observer.record(Clipped())
+    observer.place("clip")
 
 
 def _schedulers() -> list[type[LRScheduler]]:
@@ -190,56 +169,58 @@ def _schedulers() -> list[type[LRScheduler]]:
     return found
 
 
-def _around_schedule(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def step(scheduler: object, *arguments: object, **named: object) -> object:
-        observer.scheduled += 1
-        if getattr(scheduler, "_step_count", 1):  # not its first one, as it is made
-            observer.place("schedule")
-        figure = next(iter((*arguments, *named.values())), None)
-        if isinstance(scheduler, ReduceLROnPlateau) and isinstance(figure, float | int | Tensor):
-            observer.record(Monitored(float(figure)))
-        return original(scheduler, *arguments, **named)
-
-    return step
-
-
-def _around_group(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def init_process_group(
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: object = None,
-        *arguments: object,
-        **named: object,
-    ) -> object:
-        refuse_child(observer.trial, JOINS)
-        # NCCL carries no CPU tensors.
-        if observer.trial.on_cpu and backend == "nccl":
-            backend = "gloo"
-        if not observer.in_session:
-            timeout = _limited(observer, timeout)
-        if observer.place_variables:  # the script speaks of processes that it would have started
-            set_variables(observer.place_variables)
-            init_method, arguments = None, ()
-            named = {n: v for n, v in named.items() if n not in ("rank", "world_size", "store")}
-        result = original(backend, init_method, timeout, *arguments, **named)
-        observer.meet(joined_only=True)
-        return result
-
-    return init_process_group
+def _schedule_step(
+    observer: Observer,
+    original: Callable[..., object],
+    scheduler: object,
+    /,
+    *arguments: object,
+    **named: object,
+) -> object:
+    observer.scheduled += 1
+    if getattr(scheduler, "_step_count", 1):  # not its first one, as it is made
+        observer.place("schedule")
+    figure = next(iter((*arguments, *named.values())), None)
+    if isinstance(scheduler, ReduceLROnPlateau) and isinstance(figure, float | int | Tensor):
+        observer.record(Monitored(float(figure)))
+    return original(scheduler, *arguments, **named)
 
 
-def _around_new_group(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def new_group(
-        ranks: object = None, timeout: object = None, *arguments: object, **named: object
-    ) -> object:
-        if not observer.in_session:
-            timeout = _limited(observer, timeout)
-        return original(ranks, timeout, *arguments, **named)
+def _init_process_group(
+    observer: Observer,
+    original: Callable[..., object],
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: object = None,
+    *arguments: object,
+    **named: object,
+) -> object:
+    refuse_child(observer.trial, JOINS)
+    # NCCL carries no CPU tensors.
+    if observer.trial.on_cpu and backend == "nccl":
+        backend = "gloo"
+    if not observer.in_session:
+        timeout = _limited(observer, timeout)
+    if observer.place_variables:  # the script speaks of processes that it would have started
+        set_variables(observer.place_variables)
+        init_method, arguments = None, ()
+        named = {n: v for n, v in named.items() if n not in ("rank", "world_size", "store")}
+    result = original(backend, init_method, timeout, *arguments, **named)
+    observer.meet(joined_only=True)
+    return result
 
-    return new_group
+
+def _new_group(
+    observer: Observer,
+    original: Callable[..., object],
+    ranks: object = None,
+    timeout: object = None,
+    *arguments: object,
+    **named: object,
+) -> object:
+    if not observer.in_session:
+        timeout = _limited(observer, timeout)
+    return original(ranks, timeout, *arguments, **named)
 
 
 def _limited(observer: Observer, timeout: object) -> timedelta:
@@ -248,19 +229,21 @@ def _limited(observer: Observer, timeout: object) -> timedelta:
     return min(timeout, limit) if isinstance(timeout, timedelta) else limit
 
 
-def _around_reduce(observer: Observer, original: Callable[..., object]) -> Callable[..., object]:
-    @wraps(original)
-    def reduce(tensor: Tensor, *arguments: object, **named: object) -> object:
-        operation = next((a for a in arguments if isinstance(a, dist.ReduceOp.RedOpType)), None)
-        operation = operation or named.get("op", dist.ReduceOp.SUM)  # type: ignore[assignment]
-        before = tensor.detach().clone()
-        result = original(tensor, *arguments, **named)
-        observer.combined(tensor)
-        if result is None:  # not the asynchronous kind
-            observer.reduced(str(operation).rpartition(".")[2], before, tensor)
-        return result
-
-    return reduce
+def _reduce(
+    observer: Observer,
+    original: Callable[..., object],
+    tensor: Tensor,
+    *arguments: object,
+    **named: object,
+) -> object:
+    operation = next((a for a in arguments if isinstance(a, dist.ReduceOp.RedOpType)), None)
+    operation = operation or named.get("op", dist.ReduceOp.SUM)  # type: ignore[assignment]
+    before = tensor.detach().clone()
+    result = original(tensor, *arguments, **named)
+    observer.combined(tensor)
+    if result is None:  # not the asynchronous kind
+        observer.reduced(str(operation).rpartition(".")[2], before, tensor)
+    return result
 
 
 @contextmanager

@@ -1,0 +1,108 @@
+"""The verification itself: which trainings are launched, and what is compared with what."""
+
+import random
+
+from paceline.errors import JobError
+from paceline.options.command_line import note
+from paceline.options.figures import plural
+from paceline.verify.compare import LEAST, compare, given_limits, measured_limits
+from paceline.verify.launches import LaunchPart, VerifyLauncher
+from paceline.verify.resume import Launches, choose_step, compare_resumed
+from paceline.verify.resume_report import resume_json, resume_text
+from paceline.verify.text_report import VerifyResult, as_json, as_text
+from paceline.verify.trace import Trace, by_content, cut_up_before
+from paceline.verify.verdict import (
+    evaluate_first,
+    evaluate_launch,
+    needs_yardstick,
+    not_run,
+    unseen,
+)
+
+Verified = tuple[str, dict[str, object], tuple[tuple[str, Trace], ...]]
+"""What was found in words and for programs, and the launches by name; the first isn't compared."""
+
+
+def verify_counts(launcher: VerifyLauncher) -> Verified:
+    """Train on all numbers of workers, and compare each with the first.
+
+    Raises:
+        JobError: How much rounding alone changes can't be measured.
+    """
+    request, options = launcher.request, launcher.request.options
+    # Phase 1: train on each number of workers.
+    first = launcher.launch(request.workers[0])
+    counts = () if first.failure else request.workers[1:]
+    others = [launcher.launch(count) for count in counts]
+    launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
+    # Indices of data that a script has cut up for its ranks are each rank's own.
+    cut_up = {loader for other in others for loader in cut_up_before(first, other)}
+    if cut_up:
+        first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
+    # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
+    # training, measured by one that is disturbed by a rounding error.
+    limits, yardstick = given_limits(float(options.tolerance or 0)), None
+    if options.tolerance is None and needs_yardstick(first, others):
+        disturbed = launcher.launch(
+            request.workers[0], LaunchPart(name="disturbed", is_disturbed=True)
+        )
+        launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
+        yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
+        if not yardstick.differences:
+            raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
+        limits = measured_limits(yardstick)
+    if launcher.keeps_dropout and not (first.in_session or first.failure):
+        note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
+    # Phase 3: compare each with the first.
+    results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
+    results += map(not_run, request.workers[1:] if first.failure else ())
+    dropout = not (launcher.keeps_dropout and first.in_session) and any(
+        drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
+    )
+    outcome = VerifyResult(
+        results=tuple(results),
+        limits=limits,
+        unseen=tuple(unseen([first, *others], limits, cut_at=options.steps, dropout=dropout)),
+        yardstick=yardstick,
+    )
+    return as_text(outcome), as_json(outcome), tuple(launches)
+
+
+def verify_resume(launcher: VerifyLauncher) -> Verified:
+    """Train, undisturbed; train again, and kill it; start it again.
+
+    Raises:
+        JobError: The training fails by itself, or is too short to be killed.
+    """
+    options = launcher.request.options
+    (workers,) = launcher.request.workers
+    # Undisturbed: says how many steps there are, and so where to kill.
+    whole = launcher.launch(workers, LaunchPart(name="undisturbed"))
+    if whole.failure:
+        raise JobError(f"the script fails by itself: {whole.failure}")
+    if len(whole.steps) < 2:
+        raise JobError(f"{plural(len(whole.steps), 'step')} can't be parted: it needs at least two")
+    kill_at = options.kill_at_step or choose_step(whole, random.SystemRandom().random())
+    if kill_at >= len(whole.steps):
+        raise JobError(
+            f"--kill-at-step is {kill_at}, and the training takes "
+            f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
+        )
+    # Killed, and started again in the same directory.
+    first = LaunchPart(name="killed", run="parted", kill_at=kill_at, hash_seed="1")
+    killed = launcher.launch(workers, first)
+    saved = launcher.written("parted")
+    again = LaunchPart(name="resumed", run="parted", more_args=options.resume_words, hash_seed="2")
+    resumed = launcher.launch(workers, again)
+    launches = Launches(
+        whole=whole,
+        killed=killed,
+        resumed=resumed,
+        kill_at=kill_at,
+        saved=tuple(saved),
+        cut_at=options.steps,
+    )
+    limits = given_limits(LEAST if options.tolerance is None else float(options.tolerance))
+    result = compare_resumed(launches, limits)
+    named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
+    return resume_text(result), resume_json(result), named

@@ -36,8 +36,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.emulated import Emulated, resnet50
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.ordered_hosts import congestion_controls, enter, hosts, sent_bytes, why_not
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.gradient_sync.ordered.reduce import OrderedSum
 from paceline.models.wideresnet import WideResNet
 

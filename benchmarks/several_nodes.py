@@ -29,8 +29,8 @@ from benchmarks.emulated import Emulated, Shape, resnet50, vgg19, wake_exactly
 from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.ordered import Step, answer_of
 from benchmarks.ordered_hosts import enter, hosts, sent_bytes, why_not
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.gradient_sync.ordered.reduce import OrderedSum
 
 NODES = ((2, 2), (2, 4), (4, 2))

@@ -31,8 +31,8 @@ from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.loops import Workers, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped
 from paceline.data.memory import TensorData
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.results.run_directory import RunDirectory
 from paceline.training.recipe_session import RecipeTraining
 from paceline.training.rng import seed_everything

@@ -13,9 +13,8 @@ from paceline.distributed.device import (
     resolve_backend,
     resolve_device_kind,
 )
-from paceline.distributed.environment import Placement
 from paceline.distributed.options import DistOptions
-from paceline.distributed.placement import Source
+from paceline.distributed.placement import Placement, Source
 from paceline.errors import UsageError
 from paceline.training.rng import generators
 

@@ -6,7 +6,6 @@ import pytest
 
 from paceline.distributed.environment import (
     INTERFACE_VARIABLES,
-    Placement,
     chosen_interface,
     detect_launchers,
     read_environment,
@@ -16,6 +15,7 @@ from paceline.distributed.environment import (
     uses_agent_store,
 )
 from paceline.distributed.options import DistOptions
+from paceline.distributed.placement import Placement
 from paceline.errors import UsageError
 
 TORCHRUN = {

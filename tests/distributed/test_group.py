@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.distributed import group as group_module
-from paceline.distributed.environment import Placement, current_placement
+from paceline.distributed.environment import current_placement
 from paceline.distributed.group import Group, joined
 from paceline.distributed.options import DistOptions
+from paceline.distributed.placement import Placement
 from paceline.errors import JobError
 from tests.support.agent import AgentStore
 from tests.support.ranks import run_ranks

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from paceline.distributed import node_memory
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.distributed.node_memory import NodeMemory, connect_node, runs_of
+from paceline.distributed.placement import Placement
 from paceline.errors import InfrastructureError
 from tests.support.nodes import on_nodes
 from tests.support.ranks import mapped_files, run_ranks

@@ -13,8 +13,8 @@ from paceline.data.memory import TensorData
 from paceline.data.options import PackOptions
 from paceline.data.order import EpochPlan
 from paceline.data.packed import pack_images
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.errors import DataError, ExitCode, UsageError
 from paceline.options.fields import OptionValue
 from paceline.options.figures import show_percent

@@ -22,8 +22,8 @@ import torch._dynamo  # DistributedDataParallel imports it, once here rather tha
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.launch.errors.failures import is_lost_peer
 from paceline.launch.process_tree import die_with_parent
 from tests.launch.waiting import patient

@@ -8,13 +8,9 @@ from typing import Any
 
 import torch
 
-from paceline.distributed.environment import (
-    Placement,
-    gpu_slices,
-    set_variables,
-    wants_cuda_sanitizer,
-)
+from paceline.distributed.environment import gpu_slices, set_variables, wants_cuda_sanitizer
 from paceline.distributed.options import DistOptions, refuse_several_on_mps
+from paceline.distributed.placement import Placement
 from paceline.distributed.system_gpus import may_have_gpus
 from paceline.errors import UsageError
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from paceline.distributed.launcher_variables import LAUNCHERS, NODES, Environment, hosts_of, integer
 from paceline.distributed.options import DistOptions
-from paceline.distributed.placement import USUAL_PORT, NodePlacement
-from paceline.distributed.placement import Placement as Placement  # named again: given on
+from paceline.distributed.placement import USUAL_PORT, NodePlacement, Placement
 from paceline.errors import UsageError
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

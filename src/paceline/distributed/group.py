@@ -19,14 +19,10 @@ from paceline.distributed.backends import (
     name_for_torch,
 )
 from paceline.distributed.device import is_accelerator
-from paceline.distributed.environment import (
-    Placement,
-    chosen_interface,
-    read_environment,
-    use_interface,
-)
+from paceline.distributed.environment import chosen_interface, read_environment, use_interface
 from paceline.distributed.interface import Route, find_route, loopback_route
 from paceline.distributed.options import DistOptions
+from paceline.distributed.placement import Placement
 from paceline.distributed.rendezvous import arrive, leave, of_attempt, of_session, open_store
 from paceline.distributed.rendezvous_address import meeting_address
 from paceline.distributed.startup_facts import Facts, WorkerFacts, compare_by_store, disagreement

@@ -6,8 +6,8 @@ import statistics
 import pytest
 import torch
 
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.distributed.work_division import Division
 from paceline.gradient_sync.buckets import ALIGNMENT
 from paceline.gradient_sync.ordered import chunk_tuner as graining

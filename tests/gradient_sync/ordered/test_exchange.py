@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.distributed.work_division import Division
 from paceline.errors import UsageError
 from paceline.gradient_sync.buckets import ALIGNMENT

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
+from paceline.distributed.placement import Placement
 from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduce import OrderedSum
 from tests.support.ranks import run_ranks

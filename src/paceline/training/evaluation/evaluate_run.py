@@ -11,9 +11,9 @@ from paceline.checkpoint.format import read_snapshot
 from paceline.checkpoint.store import SnapshotStore
 from paceline.data.protocols import Labelled
 from paceline.distributed.device import pick_device
-from paceline.distributed.environment import Placement
 from paceline.distributed.group import Group
 from paceline.distributed.options import DeviceKind, DistOptions
+from paceline.distributed.placement import Placement
 from paceline.metrics.counters import Totals
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory

@@ -8,7 +8,7 @@ SIGTERM become a flag, which is part of the status.
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -22,6 +22,7 @@ from paceline.data.batch import Batch
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
 from paceline.errors import InterruptedTraining, JobError
+from paceline.launch.signals import stops_handled
 from paceline.metrics.counters import Totals
 
 _EVERY_S = 0.5
@@ -54,7 +55,7 @@ class StopFlag:
         self._since_s = 0.0
         self._under_launcher = under_launcher
         self._process = os.getpid()
-        self.handled: list[signal.Signals] = []
+        self.handled: Sequence[signal.Signals] = ()
         """What sets it."""
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -93,14 +94,8 @@ def stop_on_signals(*, under_launcher: bool) -> Iterator[StopFlag]:
     A signal that this process was told to ignore (by nohup, or by the launcher) stays ignored.
     """
     flag = StopFlag(under_launcher=under_launcher)
-    handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, flag.receive) for number in handled}
-    flag.handled = handled
-    try:
+    with stops_handled(flag.receive, _SIGNALS) as flag.handled:
         yield flag
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)

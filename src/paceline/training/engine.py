@@ -289,7 +289,7 @@ class Engine:
     def _end_batches(self) -> None:
         """End a pass that has come to its end; the script's loop is still in it."""
         self._close_pass()
-        self.context.components.note_end_of_batches(writes=self.snapshots.writes)
+        self.context.components.note_end_of_batches(writes=self.context.writes)
         if self.context.components.makes_schedulers():
             self.context.optimizer_step.report_once(UNKNOWN_SCHEDULER)
 
@@ -297,7 +297,7 @@ class Engine:
         self.note.operation = "script"
         self.epoch.left = self.epoch.is_open and self.context.progress.state.epoch == number
         if self.epoch.left:  # else an old pass is dropped in a later epoch
-            self.context.components.note_end_of_batches(writes=self.snapshots.writes)
+            self.context.components.note_end_of_batches(writes=self.context.writes)
 
     def _begin_pass(self) -> None:
         context, epoch = self.context, self.epoch

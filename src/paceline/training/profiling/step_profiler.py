@@ -18,7 +18,7 @@ from paceline.training.profiling.step_timeline import (
     BatchWaits,
     Moment,
     StepEvent,
-    StepTimes,
+    StepSample,
     now,
     seconds_between,
     seconds_within,
@@ -213,7 +213,7 @@ class StepProfiler:
         """Give the newest laps."""
         return list(self._laps)
 
-    def samples(self) -> dict[int, StepTimes]:
+    def samples(self) -> dict[int, StepSample]:
         """Give the samples by step; those at steps unlike others where there is none else."""
         seen = self._ordinary or dict(self._odd)
         return {step: _times_of(marks) for step, marks in seen.items()}
@@ -304,7 +304,7 @@ class StepProfiler:
             self._marks.append(("computed", moment))
 
 
-def _times_of(marks: Marks) -> StepTimes:
+def _times_of(marks: Marks) -> StepSample:
     first = marks[0][1]
     return share_out([(what, seconds_between(first, moment)) for what, moment in marks])
 

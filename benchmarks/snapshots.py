@@ -75,8 +75,8 @@ class Switch:
         if writer is not None:
             self._offer = writer.offer
             writer.offer = self.timed_offer  # type: ignore[method-assign]
-            self._publish = writer._store.publish_host
-            setattr(writer._store, "publish_host", self.timed_publish)  # noqa: B010
+            self._publish = writer._store.publish
+            setattr(writer._store, "publish", self.timed_publish)  # noqa: B010
 
     def between(self) -> None:
         """Take the time of the block that ended and set up the next one."""

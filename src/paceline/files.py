@@ -7,8 +7,8 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import BinaryIO
@@ -107,25 +107,47 @@ def open_within(path: str, flags: int) -> int:
     return os.open(path, flags, mode_within(Path(path).parent) & 0o666)
 
 
-def write_atomic(path: Path, content: bytes) -> None:
+@contextmanager
+def replacing(
+    path: Path,
+    *,
+    opener: Callable[[str, int], int] | None = None,
+    temporary: Path | None = None,
+) -> Iterator[BinaryIO]:
     """Write a file so that readers, crashes and power cuts leave the old content or the new.
 
     Written under another name in the same directory, synced, renamed, directory synced.
 
+    Args:
+        path: The file.
+        opener: As of `open`: by default the file has the user's usual mode.
+        temporary: The other name.
+
     Raises:
         OSError: The disk is full or the directory can't be written; the old content stays.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    aside = temporary or path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        with open(temporary, "xb", opener=open_within) as file:
-            file.write(content)
+        with open(aside, "xb", opener=opener) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        aside.replace(path)
         fsync_directory(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a directory that takes no file has none to remove
+            aside.unlink()
         raise
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a small file as `replacing` does, with its directory's permissions.
+
+    Raises:
+        OSError: The disk is full or the directory can't be written; the old content stays.
+    """
+    with replacing(path, opener=open_within) as file:
+        file.write(content)
 
 
 def write_json(path: Path, content: object) -> None:

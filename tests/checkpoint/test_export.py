@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline import files
 from paceline.checkpoint.export import export_weights
 from paceline.errors import StorageError, UsageError
 from tests.support.small_files import small_files
@@ -103,7 +104,7 @@ def test_a_directory_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(path: Path, *arguments: object, **options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(files, "open", refuse, raising=False)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(UsageError, match=r"w\.pt can't be written: Read-only f"):
         export_weights({"x": torch.zeros(4)}, tmp_path / "w.pt")

@@ -13,7 +13,7 @@ GOOD = Manifest(step=12, files={"tensors.safetensors": ENTRY, "state.json": ENTR
 
 
 def parse(content: bytes) -> Manifest:
-    return manifest.parse_manifest(decode_body(content, PATH), PATH)
+    return manifest.read_manifest(content, PATH)
 
 
 def signed(body: object) -> bytes:

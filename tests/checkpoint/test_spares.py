@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> SnapshotStore:
 
 def publish(store: SnapshotStore, snapshot: Snapshot, *, best: bool = False) -> int:
     """Publish, and give the number of the directory on disk."""
-    return store.publish_host(copy_to_host(snapshot), best=best).stat().st_ino
+    return store.publish(copy_to_host(snapshot), best=best).stat().st_ino
 
 
 def names(store: SnapshotStore) -> list[str]:
@@ -72,7 +73,7 @@ def test_the_best_one_is_never_written_over(
 def test_a_closed_writer_leaves_no_spares(
     store: SnapshotStore, make_snapshot: MakeSnapshot
 ) -> None:
-    with SnapshotWriter(store, unexpected) as writer:
+    with closing(SnapshotWriter(store, unexpected)) as writer:
         for step in range(8):
             writer.offer(make_snapshot(step), wait=True)
         writer.flush()
@@ -203,12 +204,12 @@ for published in (4, 5):
         number += 1
         store = SnapshotStore(Path(sys.argv[1], f"{published}-{number}"), keep_last=2)
         for step in range(published):
-            store.publish_host(snapshot(step), best=step == 0)
+            store.publish(snapshot(step), best=step == 0)
         assert len(store._spares) == published - 3
         child = os.fork()
         if child == 0:
             deadly(number)
-            store.publish_host(snapshot(9, 30_000), best=False)
+            store.publish(snapshot(9, 30_000), best=False)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         died = os.WIFSIGNALED(status)

@@ -18,6 +18,7 @@ from paceline.checkpoint.manifest import STATE, TENSORS
 from paceline.checkpoint.store import SnapshotStore
 from paceline.errors import SnapshotError, UsageError
 from tests.launch.waiting import patient
+from tests.support.snapshots import publish
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -46,10 +47,10 @@ def test_phases_come_in_the_order_of_the_protocol(
     store: SnapshotStore, make_snapshot: MakeSnapshot
 ) -> None:
     seen: list[str] = []
-    store.publish(make_snapshot(1), best=True, phase=seen.append)
+    publish(store, make_snapshot(1), best=True, phase=seen.append)
     assert seen == PHASES
     seen.clear()
-    store.publish(make_snapshot(1), best=True, phase=seen.append)
+    publish(store, make_snapshot(1), best=True, phase=seen.append)
     assert seen == REPLACING
 
 
@@ -64,7 +65,7 @@ def test_an_empty_store(store: SnapshotStore) -> None:
 
 def test_the_last_and_the_best_are_kept(store: SnapshotStore, make_snapshot: MakeSnapshot) -> None:
     for step in range(1, 7):
-        published = store.publish(make_snapshot(step), best=step in (1, 3))
+        published = publish(store, make_snapshot(step), best=step in (1, 3))
         assert published == store.path_of(step)
     assert store.steps() == [3, 5, 6]
     assert store.best() == store.path_of(3)
@@ -78,16 +79,16 @@ def test_the_one_just_published_is_kept_also_below_later_ones(
     store: SnapshotStore, make_snapshot: MakeSnapshot
 ) -> None:
     for step in (10, 20, 5):
-        store.publish(make_snapshot(step), best=False)
+        publish(store, make_snapshot(step))
     assert store.steps() == [5, 10, 20]
 
 
 def test_one_of_the_same_step_is_replaced(
     store: SnapshotStore, make_snapshot: MakeSnapshot, same: Same
 ) -> None:
-    store.publish(make_snapshot(1), best=False)
+    publish(store, make_snapshot(1))
     newer = make_snapshot(1, size=50)
-    store.publish(newer, best=False)
+    publish(store, newer)
     assert same(read_snapshot(store.path_of(1)), newer)
     assert names(store) == ["step-000000000001"]
 
@@ -96,9 +97,9 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
     store: SnapshotStore, make_snapshot: MakeSnapshot, same: Same
 ) -> None:
     draw = random.Random(1)
-    store.publish(make_snapshot(1), best=False)
+    publish(store, make_snapshot(1))
     for round_ in range(12):
-        store.publish(make_snapshot(2), best=True)
+        publish(store, make_snapshot(2), best=True)
         files = sorted(store.path_of(2).iterdir())
         path = files[round_ % len(files)]
         content = bytearray(path.read_bytes())
@@ -119,7 +120,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_used(
 def test_all_damaged_is_none(store: SnapshotStore, make_snapshot: MakeSnapshot) -> None:
     said: list[str] = []
     for step in (1, 2):
-        (store.publish(make_snapshot(step), best=False) / "state.json").unlink()
+        (publish(store, make_snapshot(step)) / "state.json").unlink()
     assert store.newest_good(said.append) is None
     assert "the training starts from the beginning" in said[-1]
     assert ["step-000000000002/" in said[0], "step-000000000001/" in said[1]] == [True, True]
@@ -128,8 +129,8 @@ def test_all_damaged_is_none(store: SnapshotStore, make_snapshot: MakeSnapshot) 
 def test_a_newer_format_is_neither_damage_nor_passed_over(
     store: SnapshotStore, make_snapshot: MakeSnapshot
 ) -> None:
-    store.publish(make_snapshot(1), best=False)
-    path = store.publish(make_snapshot(2), best=False) / "manifest.json"
+    publish(store, make_snapshot(1))
+    path = publish(store, make_snapshot(2)) / "manifest.json"
     path.write_bytes(manifest._encode({"format": 99}))
     with pytest.raises(SnapshotError, match="format version 99; this Paceline knows: 2"):
         store.newest_good(unexpected)
@@ -139,8 +140,8 @@ def test_a_newer_format_is_neither_damage_nor_passed_over(
 def test_where_nothing_can_be_renamed_the_one_before_is_used_all_the_same(
     store: SnapshotStore, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.publish(make_snapshot(1), best=False)
-    (store.publish(make_snapshot(2), best=False) / "state.json").unlink()
+    publish(store, make_snapshot(1))
+    (publish(store, make_snapshot(2)) / "state.json").unlink()
 
     def read_only(self: Path, target: Path) -> Path:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -167,16 +168,16 @@ def test_where_nothing_can_be_renamed_the_one_before_is_used_all_the_same(
 def test_a_bad_pointer_is_no_best(
     store: SnapshotStore, make_snapshot: MakeSnapshot, content: str
 ) -> None:
-    store.publish(make_snapshot(1), best=True)
+    publish(store, make_snapshot(1), best=True)
     (store.directory / "best.json").write_text(content)
     assert store.best() is None
-    store.publish(make_snapshot(2), best=True)
+    publish(store, make_snapshot(2), best=True)
     assert store.best() == store.path_of(2)
 
 
 def test_resolve(store: SnapshotStore, make_snapshot: MakeSnapshot, tmp_path: Path) -> None:
     for step in (1, 2):
-        store.publish(make_snapshot(step), best=step == 1)
+        publish(store, make_snapshot(step), best=step == 1)
     assert store.resolve("best") == store.path_of(1)
     assert store.resolve("last") == store.path_of(2)
     assert store.resolve("step-000000000002") == store.path_of(2)
@@ -202,17 +203,17 @@ def test_a_failed_write_leaves_what_there_was(
         if phase == failing:
             raise OSError(errno.EIO, "Input/output error")
 
-    store.publish(make_snapshot(1), best=True)
+    publish(store, make_snapshot(1), best=True)
     newer = make_snapshot(step, size=50)
     with pytest.raises(OSError, match="Input/output"):
-        store.publish(newer, best=False, phase=fail)
+        publish(store, newer, phase=fail)
     store.sweep()
     expected = {"best.json", *(store.path_of(s).name for s in store.steps())}
     assert set(names(store)) == expected
     found = store.newest_good(unexpected)
     assert found is not None
     assert same(found, newer if failing == "renamed" else make_snapshot(1))
-    store.publish(newer, best=False)
+    publish(store, newer)
 
 
 def test_a_failed_replacement_puts_the_old_one_back_at_once(
@@ -224,9 +225,9 @@ def test_a_failed_replacement_puts_the_old_one_back_at_once(
         if phase == "replaced":
             raise OSError(errno.EIO, "Input/output error")
 
-    store.publish(make_snapshot(1), best=True)
+    publish(store, make_snapshot(1), best=True)
     with pytest.raises(OSError, match="Input/output"):
-        store.publish(make_snapshot(1, size=50), best=False, phase=fail)
+        publish(store, make_snapshot(1, size=50), phase=fail)
     assert names(store) == ["best.json", "step-000000000001"]
     assert same(read_snapshot(store.path_of(1)), make_snapshot(1))
 
@@ -273,7 +274,7 @@ def test_what_is_published_outlives_a_power_cut(
 ) -> None:
     disk = Disk(store.directory, monkeypatch)
     for step in (1, 1, 2):
-        store.publish(make_snapshot(step), best=False)
+        publish(store, make_snapshot(step))
         assert disk.durable == disk.names()
         assert store.path_of(step).name in disk.durable
 
@@ -285,7 +286,7 @@ def test_what_is_received_outlives_a_power_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = SnapshotStore(tmp_path / "source", keep_last=2)
-    path = source.publish(make_snapshot(1), best=False)
+    path = publish(source, make_snapshot(1))
     pieces = [(name, memoryview((path / name).read_bytes())) for name in (STATE, TENSORS)]
     disk = Disk(store.directory, monkeypatch)
     for _ in range(2):
@@ -297,7 +298,7 @@ def test_what_is_received_outlives_a_power_cut(
 def test_what_a_new_start_puts_back_outlives_a_power_cut(
     store: SnapshotStore, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = store.publish(make_snapshot(1), best=False)
+    path = publish(store, make_snapshot(1))
     path.rename(store.directory / f".replaced-{path.name}")  # killed between two renames
     disk = Disk(store.directory, monkeypatch)
     store.sweep()
@@ -308,7 +309,7 @@ KILLER = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from paceline.checkpoint.format import Snapshot
+from paceline.checkpoint.format import Snapshot, copy_to_host
 from paceline.checkpoint.store import SnapshotStore
 
 def snapshot(step, value):
@@ -325,10 +326,10 @@ for step in (2, 3):
     for wanted in sys.argv[2:]:
         store = SnapshotStore(Path(sys.argv[1], f"{step}-{wanted}"), keep_last=2)
         for old in (1, 2):
-            store.publish(snapshot(old, 0.0), best=True)
+            store.publish(copy_to_host(snapshot(old, 0.0)), best=True)
         child = os.fork()
         if child == 0:
-            store.publish(snapshot(step, 1.0), best=True, phase=die)
+            store.publish(copy_to_host(snapshot(step, 1.0)), best=True, phase=die)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         print(step, wanted, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)

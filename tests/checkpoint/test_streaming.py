@@ -18,6 +18,7 @@ from paceline.checkpoint.streaming import Piece, parse_sent, pieces_of, read_pie
 from paceline.errors import SnapshotError
 from tests.support.needs import MEMORY_DISK, need
 from tests.support.small_files import small_files
+from tests.support.snapshots import publish
 
 MakeSnapshot = Callable[..., Snapshot]
 Same = Callable[[Snapshot, Snapshot], bool]
@@ -26,7 +27,7 @@ Same = Callable[[Snapshot, Snapshot], bool]
 @pytest.fixture
 def source(tmp_path: Path, make_snapshot: MakeSnapshot) -> SnapshotStore:
     store = SnapshotStore(tmp_path / "source", keep_last=2)
-    store.publish(make_snapshot(7), best=False)
+    publish(store, make_snapshot(7))
     return store
 
 
@@ -68,7 +69,7 @@ def test_one_of_the_same_step_is_replaced_and_others_stay(
     source: SnapshotStore, target: SnapshotStore, make_snapshot: MakeSnapshot, same: Same
 ) -> None:
     for step in (5, 6, 7):
-        target.publish(make_snapshot(step, size=50), best=step == 5)
+        publish(target, make_snapshot(step, size=50), best=step == 5)
     target.receive(source.manifest(7), sent(source))
     assert target.steps() == [5, 6, 7]
     assert same(read_snapshot(target.path_of(7)), make_snapshot(7))
@@ -126,7 +127,7 @@ def test_what_isnt_what_the_manifest_says_leaves_nothing(
     held: bool,
 ) -> None:
     if held:
-        target.publish(make_snapshot(7, size=9), best=False)
+        publish(target, make_snapshot(7, size=9))
     before = target.manifest(7)
     with pytest.raises(SnapshotError, match=said):
         target.receive(source.manifest(7), fault(sent(source)))
@@ -169,7 +170,7 @@ def test_a_full_disk(
     probed: bool,
 ) -> None:
     monkeypatch.setattr(streaming, "PIECE_BYTES", 8 << 20)
-    source.publish(make_snapshot(8, size=800_000), best=False)
+    publish(source, make_snapshot(8, size=800_000))
     where = tmp_path / "disk"
     where.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(where)]
@@ -231,7 +232,7 @@ def test_generations_are_noted(source: SnapshotStore, target: SnapshotStore) -> 
 
 def test_later_snapshots_are_set_aside(source: SnapshotStore, make_snapshot: MakeSnapshot) -> None:
     said: list[str] = []
-    source.publish(make_snapshot(9), best=False)
+    publish(source, make_snapshot(9))
     source.set_aside_above(7, said.append)
     assert source.steps() == [7]
     assert len(said) == 1

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def writer(store: SnapshotStore, said: list[str]) -> Iterator[SnapshotWriter]:
-    with SnapshotWriter(store, said.append) as made:
+    with closing(SnapshotWriter(store, said.append)) as made:
         yield made
 
 
@@ -43,14 +44,14 @@ class Gate:
 
     def __init__(self, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
-        publish = store.publish_host
+        publish = store.publish
 
         def held(host: HostSnapshot, *, best: bool) -> Path:
             self.entered.set()
             assert self.opened.wait(patient(60))
             return publish(host, best=best)
 
-        monkeypatch.setattr(store, "publish_host", held)
+        monkeypatch.setattr(store, "publish", held)
 
 
 def writer_threads() -> list[str]:
@@ -58,7 +59,7 @@ def writer_threads() -> list[str]:
 
 
 def test_what_is_offered_is_published_as_it_was_then(
-    writer: SnapshotWriter, store: SnapshotStore, same: Same, make_snapshot: MakeSnapshot
+    writer: SnapshotWriter, store: SnapshotStore, said: list[str]
 ) -> None:
     weight = torch.zeros(1000)
     for step in (1, 2, 3):
@@ -68,7 +69,8 @@ def test_what_is_offered_is_published_as_it_was_then(
         assert writer.offer(offered, best=step == 2, wait=True)
         weight.zero_()
         state["step"] = 0
-    assert writer.flush() == []
+    writer.flush()
+    assert said == []
     for step in (1, 2, 3):
         snapshot = read_snapshot(store.path_of(step))
         assert torch.equal(snapshot.tensors["model"]["w"], torch.full((1000,), float(step)))
@@ -130,16 +132,16 @@ def test_a_failed_write_is_said_and_the_next_one_works(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", raiser(OSError(errno.EROFS, "Read-only file system")))
         writer.offer(make_snapshot(2))
-        failures = writer.flush()
+        writer.flush()
     message = (
         "the snapshot of step 2 could not be written: Read-only file system; "
         "training goes on, the newest good snapshot is step 1"
     )
-    assert failures == said == [message]
-    assert writer.flush() == []
+    assert said == [message]
     assert [p.name for p in store.directory.iterdir()] == ["step-000000000001"]
     writer.offer(make_snapshot(3))
-    assert writer.flush() == []
+    writer.flush()
+    assert said == [message]
     assert writer.written == 2
 
 
@@ -159,7 +161,7 @@ class Refusing:
         self, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, times: int | None
     ) -> None:
         self.tries = 0
-        publish = store.publish_host
+        publish = store.publish
 
         def refused(host: HostSnapshot, *, best: bool) -> Path:
             self.tries += 1
@@ -167,7 +169,7 @@ class Refusing:
                 raise OSError(errno.ENOSPC, "No space left on device", "/there")
             return publish(host, best=best)
 
-        monkeypatch.setattr(store, "publish_host", refused)
+        monkeypatch.setattr(store, "publish", refused)
 
 
 def test_the_last_snapshot_is_tried_again(
@@ -234,7 +236,7 @@ def test_a_last_snapshot_is_tried_until_the_time_is_over(
 def test_a_programming_error_on_the_thread_is_raised(
     store: SnapshotStore, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(store, "publish_host", raiser(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(store, "publish", raiser(ZeroDivisionError("a bug")))
     writer = SnapshotWriter(store, print)
     writer.offer(make_snapshot(1))
     calls: dict[str, Callable[[], object]] = {
@@ -273,7 +275,7 @@ def test_a_full_disk_is_survived(
         monkeypatch.setattr(SnapshotStore, "_check_space", lambda *_: None)
     store = SnapshotStore(small_disk / "snapshots", keep_last=2)
     said: list[str] = []
-    with SnapshotWriter(store, said.append) as writer:
+    with closing(SnapshotWriter(store, said.append)) as writer:
         writer.offer(make_snapshot(1))
         writer.flush()
         ballast = small_disk / "ballast"
@@ -290,7 +292,8 @@ def test_a_full_disk_is_survived(
         assert [p.name for p in store.directory.iterdir()] == ["step-000000000001"]
         ballast.unlink()
         writer.offer(make_snapshot(3, size=600_000))
-        assert writer.flush() == []
+        writer.flush()
+        assert len(said) == 1
     assert store.steps() == [1, 3]
 
 

@@ -1,7 +1,8 @@
 """Position and clock of a training, told by exchanges with laps of known length."""
 
 from dataclasses import replace
-from typing import Literal
+from types import SimpleNamespace
+from typing import Literal, cast
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from paceline.distributed.work_division import Division
 from paceline.errors import JobError
 from paceline.metrics.counters import Totals
 from paceline.training.batches.plan import TrainPlan
+from paceline.training.context import TrainingContext
 from paceline.training.hooks.metrics_logger import describe_advance
 from paceline.training.options import LoopOptions
 from paceline.training.progress import TrainingProgress
@@ -322,5 +324,7 @@ def test_the_speed_shown_counts_the_samples_that_there_were(
     assert progress.plan is not None
     progress.plan = replace(progress.plan, train_samples=samples)
     go(progress, steps)
-    shown = describe_advance(progress, agreement(2.0), steps, 0.1, None, top=None)
+    optimizers = SimpleNamespace(optimizers=[])
+    context = SimpleNamespace(progress=progress, components=optimizers, gpu=None, unit="images")
+    shown = describe_advance(cast(TrainingContext, context), agreement(2.0), steps, None, top=None)
     assert shown.images_per_s == seen / 2.0

@@ -166,14 +166,14 @@ def check_summary(content: dict[str, object], world_size: int) -> None:
 
 
 def _full_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    publish = SnapshotStore.publish_host
+    publish = SnapshotStore.publish
 
     def refused(store: SnapshotStore, host: HostSnapshot, *, best: bool) -> Path:
         if host.step > step:
             raise OSError(errno.ENOSPC, "No space left on device")
         return publish(store, host, best=best)
 
-    monkeypatch.setattr(SnapshotStore, "publish_host", refused)
+    monkeypatch.setattr(SnapshotStore, "publish", refused)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -208,7 +208,7 @@ def test_a_run_directory_that_was_moved_is_a_failure_on_every_worker(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    publish = SnapshotStore.publish_host
+    publish = SnapshotStore.publish
 
     def moved(store: SnapshotStore, host: HostSnapshot, *, best: bool) -> Path:
         path = publish(store, host, best=best)
@@ -216,7 +216,7 @@ def test_a_run_directory_that_was_moved_is_a_failure_on_every_worker(
             run.rename(tmp_path / "elsewhere")
         return path
 
-    monkeypatch.setattr(SnapshotStore, "publish_host", moved)
+    monkeypatch.setattr(SnapshotStore, "publish", moved)
     asked, store = request(run), AgentStore()
     prepared(run)
 

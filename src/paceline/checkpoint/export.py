@@ -1,9 +1,6 @@
 """Weights in one file for other programs: safetensors, or a plain PyTorch state dict."""
 
-import os
-import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,7 +9,7 @@ from torch import Tensor
 
 from paceline.checkpoint.host_tensors import on_host
 from paceline.errors import UsageError
-from paceline.files import fsync_directory, writing
+from paceline.files import replacing, writing
 
 
 def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool = False) -> None:
@@ -41,28 +38,15 @@ def export_weights(tensors: Mapping[str, Tensor], file: Path, *, overwrite: bool
             raise UsageError(f"{file} exists; name another file, or replace it with --overwrite")
         if not file.parent.is_dir():
             raise UsageError(f"{file} can't be written: there is no directory {file.parent}")
-        _write_and_rename(file, lambda opened: write(tensors, opened))
-
-
-def _write_and_rename(file: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write beside a file and rename: a reader never sees half of it.
-
-    Raises:
-        OSError: The storage's own error; nothing is left behind.
-    """
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        _write_new(temporary, write)
-        temporary.replace(file)
-        fsync_directory(file.parent)
-    except RuntimeError as error:
-        failed = _of_storage(error)
-        if failed is None:
-            raise
-        raise failed from error
-    finally:
-        with suppress(OSError):  # a directory that takes no file has none to remove
-            temporary.unlink(missing_ok=True)
+        # Unlike a snapshot, the file is meant for others: its mode is the user's usual one.
+        try:
+            with replacing(file) as opened:
+                write(tensors, opened)
+        except RuntimeError as error:
+            failed = _of_storage(error)
+            if failed is None:
+                raise
+            raise failed from error
 
 
 def _of_storage(error: BaseException | None) -> OSError | None:
@@ -70,14 +54,6 @@ def _of_storage(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
-
-
-def _write_new(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    # Unlike a snapshot, the file is meant for others: its mode is the user's usual one.
-    with path.open("xb") as opened:
-        write(opened)
-        opened.flush()
-        os.fsync(opened.fileno())
 
 
 def _write_safetensors(tensors: Mapping[str, Tensor], opened: BinaryIO) -> None:

@@ -28,7 +28,7 @@ from paceline.checkpoint.manifest import (
     Manifest,
     decode_body,
     encode_manifest,
-    parse_manifest,
+    read_manifest,
 )
 from paceline.errors import InfrastructureError, SnapshotError
 from paceline.files import fsync_directory, mode_within
@@ -199,7 +199,7 @@ def manifest_text(directory: Path) -> str:
     path = directory / MANIFEST
     try:
         content = _read_small(path)
-        parse_manifest(decode_body(content, path), path)
+        read_manifest(content, path)
     except SnapshotError:
         return ""
     return content.decode()
@@ -222,7 +222,7 @@ def _read_manifest(directory: Path) -> Manifest:
         raise _unreadable(directory, error) from error
     if links:
         raise SnapshotError(f"{directory / links[0]} is a symbolic link; a snapshot holds none")
-    manifest = parse_manifest(decode_body(_read_small(path), path), path)
+    manifest = read_manifest(_read_small(path), path)
     # A directory that was renamed by hand would pass for another step's snapshot.
     name = directory.name
     stated = parse_count(name.removeprefix("step-"))

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import SnapshotError
@@ -36,28 +36,12 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Write a manifest in the one form that `decode_body` accepts.
-
-    By hand: json indents in Python code, which would hold up the training's own.
-    """
-    # Two texts of the same content, by hand: compact to be hashed, indented to be read by people.
-    compact, indented = [], []
-    for name, entry in sorted(manifest.files.items()):
-        size, digest = entry.bytes, entry.sha256
-        compact.append(f'"{name}":{{"bytes":{size},"sha256":"{digest}"}}')
-        indented.append(
-            f'    "{name}": {{\n      "bytes": {size},\n      "sha256": "{digest}"\n    }}'
-        )
-    canonical = f'{{"files":{{{",".join(compact)}}},"format":{FORMAT},"step":{manifest.step}}}'
-    own = hashlib.sha256(canonical.encode()).hexdigest()
-    files = ",\n".join(indented)
-    return (
-        f'{{\n  "files": {{\n{files}\n  }},\n  "format": {FORMAT},\n  "sha256": "{own}",\n'
-        f'  "step": {manifest.step}\n}}\n'
-    ).encode()
+    """Write a manifest in the one form that `decode_body` accepts."""
+    files = {name: asdict(entry) for name, entry in manifest.files.items()}
+    return _encode({"files": files, "format": FORMAT, "step": manifest.step})
 
 
-def decode_body(content: bytes, path: Path) -> Mapping[str, object]:
+def decode_body(content: bytes, path: Path | str) -> Mapping[str, object]:
     """Check that a manifest of any format version is as it was written.
 
     Args:
@@ -80,12 +64,17 @@ def decode_body(content: bytes, path: Path) -> Mapping[str, object]:
     return body
 
 
-def parse_manifest(body: Mapping[str, object], path: Path) -> Manifest:
-    """Read the entries of an undamaged manifest.
+def read_manifest(content: bytes, path: Path | str) -> Manifest:
+    """Read a manifest.
+
+    Args:
+        content: The file's bytes.
+        path: The file, for messages.
 
     Raises:
-        SnapshotError: Its format version is unknown, or the entries can't be.
+        SnapshotError: It is damaged, its format version is unknown, or the entries can't be.
     """
+    body = decode_body(content, path)
     if body["format"] not in KNOWN_FORMATS:
         known = ", ".join(map(str, KNOWN_FORMATS))
         raise SnapshotError(
@@ -102,7 +91,7 @@ def parse_manifest(body: Mapping[str, object], path: Path) -> Manifest:
     return Manifest(step=step, files={n: _entry(n, e, path) for n, e in files.items()})
 
 
-def _entry(name: str, entry: object, path: Path) -> FileEntry:
+def _entry(name: str, entry: object, path: Path | str) -> FileEntry:
     if not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
         raise SnapshotError(f"{path}: the entry of {name} must hold bytes and sha256")
     size, digest = entry["bytes"], entry["sha256"]

@@ -18,7 +18,6 @@ from paceline.checkpoint.format import (
     MANIFEST,
     HostSnapshot,
     Snapshot,
-    copy_to_host,
     holds_nothing_else,
     manifest_text,
     no_phase,
@@ -67,7 +66,7 @@ class SnapshotStore:
         self._spares: list[Path] = []
 
     def publish(
-        self, snapshot: Snapshot, *, best: bool, phase: Callable[[str], None] = no_phase
+        self, host: HostSnapshot, *, best: bool, phase: Callable[[str], None] = no_phase
     ) -> Path:
         """Write a snapshot so that readers, crashes and power cuts see it whole or not at all.
 
@@ -75,8 +74,12 @@ class SnapshotStore:
         pointer to the best one is changed and old ones are removed. One of the same step is
         replaced.
 
+        Old ones that are removed for it may stay as spare directories, under temporary names: later
+        ones are written over them, which spares the processor most of making and removing files.
+        `drop_spares` removes them.
+
         Args:
-            snapshot: What to write.
+            host: What to write.
             best: Point `best.json` to it.
             phase: Called after each phase with its name (tests put faults here).
 
@@ -86,21 +89,6 @@ class SnapshotStore:
         Raises:
             OSError: The disk is full or can't be written; earlier snapshots stay and no leftovers
                 do.
-            TypeError, ValueError: As `copy_to_host`.
-        """
-        try:
-            return self.publish_host(copy_to_host(snapshot), best=best, phase=phase)
-        finally:
-            self.drop_spares()
-
-    def publish_host(
-        self, host: HostSnapshot, *, best: bool, phase: Callable[[str], None] = no_phase
-    ) -> Path:
-        """Publish, as `publish` does, a snapshot that has been copied to the host.
-
-        Old ones that are removed for it may stay as spare directories, under temporary names: later
-        ones are written over them, which spares the processor most of making and removing files.
-        `drop_spares` removes them.
         """
         self._make_directory()
         final_path = self.path_of(host.step)
@@ -198,7 +186,7 @@ class SnapshotStore:
                 report(f"the training goes on from step {step}, not from {path}: {moved}")
 
     def drop_spares(self) -> None:
-        """Remove what `publish_host` has kept to write later ones over."""
+        """Remove what `publish` has kept to write later ones over."""
         while self._spares:
             shutil.rmtree(self._spares.pop(), ignore_errors=True)
 

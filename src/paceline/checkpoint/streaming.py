@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.checkpoint.file_writer import write_file
 from paceline.checkpoint.format import MANIFEST
-from paceline.checkpoint.manifest import FileEntry, Manifest, decode_body, parse_manifest
+from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from paceline.errors import SnapshotError
 from paceline.files import fsync_directory, mode_within
 
@@ -29,8 +29,7 @@ def parse_sent(content: bytes) -> Manifest:
     Raises:
         SnapshotError: It isn't one, or not as it was written.
     """
-    path = Path("the manifest that another host sent")
-    return parse_manifest(decode_body(content, path), path)
+    return read_manifest(content, "the manifest that another host sent")
 
 
 def pieces_of(manifest: Manifest) -> Iterator[tuple[str, int]]:

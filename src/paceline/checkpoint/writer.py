@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self, final
+from typing import final
 
 from paceline.checkpoint.format import HostSnapshot, Snapshot, copy_to_host
 from paceline.checkpoint.host_tensors import HostTensors
@@ -42,20 +42,12 @@ class SnapshotWriter:
         self._on_written = on_written
         self._memory: HostTensors | None = None
         self._in_flight: Future[None] | None = None
-        self._failures: list[str] = []
+        self._failure = ""
+        """Why the last snapshot offered couldn't be written at first."""
         self._unsaved: tuple[HostSnapshot, bool] | None = None
-        self._written = self._skipped = 0
+        self.written = self.skipped = 0
+        """Snapshots published, and those left out because another was still being written."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-snapshots")
-
-    @property
-    def written(self) -> int:
-        """Snapshots published."""
-        return self._written
-
-    @property
-    def skipped(self) -> int:
-        """Snapshots offered while another was being written, and left out."""
-        return self._skipped
 
     def offer(self, snapshot: Snapshot, *, best: bool = False, wait: bool = False) -> bool:
         """Copy a snapshot to memory and queue it for writing; training may go on right after.
@@ -75,27 +67,24 @@ class SnapshotWriter:
             Exception: A programming error that an earlier snapshot met on the thread.
         """
         if self._in_flight is not None and not self._in_flight.done() and not wait:
-            self._skipped += 1
+            self.skipped += 1
             return False
         # The memory is free again only when the last snapshot has been written.
-        self._settle()
+        self.flush()
         host = copy_to_host(snapshot, reuse=self._memory)
         self._memory = host.tensors
         self._in_flight = self._thread.submit(self._publish, host, best)
         return True
 
-    def flush(self) -> list[str]:
+    def flush(self) -> None:
         """Wait until what was offered is durable or has failed.
-
-        Returns:
-            The failed writes since the last flush, one line each.
 
         Raises:
             Exception: A programming error met on the thread.
         """
-        self._settle()
-        failures, self._failures = self._failures, []
-        return failures
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.result()
 
     def save_last(self, limit_s: float, is_cut_short: Callable[[], bool]) -> str:
         """Wait as `flush`; where the last snapshot offered isn't on disk, try again for a while.
@@ -110,7 +99,7 @@ class SnapshotWriter:
         Raises:
             Exception: A programming error met on the thread.
         """
-        failures = self.flush()
+        self.flush()
         if self._unsaved is None:
             return ""
         if limit_s > 0:
@@ -118,7 +107,7 @@ class SnapshotWriter:
         # Publish on the writer's thread, as always, until it works or nobody wants to wait any
         # longer.
         deadline_s = time.monotonic() + limit_s
-        reason = "; ".join(failures[-1:])
+        reason = self._failure
         while self._unsaved and time.monotonic() < deadline_s and not is_cut_short():
             host, best = self._unsaved
             try:
@@ -135,25 +124,11 @@ class SnapshotWriter:
             Exception: A programming error met on the thread.
         """
         try:
-            self._settle()
+            self.flush()
         finally:
             self._thread.shutdown()
             self._memory = None
             self._store.drop_spares()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _settle(self) -> None:
-        in_flight = self._in_flight
-        if in_flight is not None:
-            try:
-                in_flight.result()
-            finally:
-                self._in_flight = None
 
     def _publish(self, host: HostSnapshot, best: bool) -> None:
         # Kept until it is on disk, so that `save_last` can try again.
@@ -161,16 +136,15 @@ class SnapshotWriter:
         try:
             self._publish_now(host, best)
         except OSError as error:
-            message = f"{self._explain(host, error)}; training goes on, {self._newest()}"
-            self._failures.append(message)
-            self._report(message)
+            self._failure = f"{self._explain(host, error)}; training goes on, {self._newest()}"
+            self._report(self._failure)
 
     def _publish_now(self, host: HostSnapshot, best: bool) -> None:
         began_s = time.monotonic()
-        self._store.publish_host(host, best=best)
+        self._store.publish(host, best=best)
         self._unsaved = None
         self._on_written(time.monotonic() - began_s)
-        self._written += 1
+        self.written += 1
 
     def _explain(self, host: HostSnapshot, error: OSError) -> str:
         reason = error.strerror or str(error)

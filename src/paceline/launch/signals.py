@@ -33,8 +33,8 @@ def stops_handled(
             signal.signal(number, handler)
         yield handled
     finally:
-        for number, usual in before.items():
-            signal.signal(number, usual)
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 @final

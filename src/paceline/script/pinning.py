@@ -19,6 +19,7 @@ from paceline.distributed.environment import (
     threads_from_start,
 )
 from paceline.errors import UsageError
+from paceline.options.figures import plural
 from paceline.training.config import TrainConfig
 
 
@@ -45,8 +46,8 @@ def pin_from_start(config: TrainConfig, caller: FrameType) -> None:
         remedy = f"start it with OMP_NUM_THREADS={threads} (it can't be started anew: {obstacle})"
         raise UsageError(_explain(config, threads, remedy))
     print(
-        f"paceline: starting {script} anew with {_threads(threads)}, which --shards needs from its "
-        f"first line on; OMP_NUM_THREADS={threads} in the environment saves this",
+        f"paceline: starting {script} anew with {plural(threads, 'CPU thread')}, which --shards "
+        f"needs from its first line on; OMP_NUM_THREADS={threads} in the environment saves this",
         file=sys.stderr,
     )
     # exec replaces the process without flushing.
@@ -67,8 +68,8 @@ def _is_pinned(threads: int) -> bool:
 def _explain(config: TrainConfig, threads: int, remedy: str) -> str:
     return (
         f"the session has shards={config.data.shards}, and the script has run with "
-        f"{_threads(torch.get_num_threads())} until here instead of {threads}: what it has "
-        "computed, such as a model's first weights, may have other bits on another number of "
+        f"{plural(torch.get_num_threads(), 'CPU thread')} until here instead of {threads}: what it "
+        "has computed, such as a model's first weights, may have other bits on another number of "
         f"workers. To fix the threads from its first line, {remedy}"
     )
 
@@ -88,7 +89,3 @@ def _obstacle(caller: FrameType) -> str:
     if "mpi4py.MPI" in sys.modules:
         return "it has begun to use MPI"
     return "it has started processes" if multiprocessing.active_children() else ""
-
-
-def _threads(count: int) -> str:
-    return f"{count} CPU thread{'s' if count > 1 else ''}"

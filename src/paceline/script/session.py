@@ -13,16 +13,13 @@ from typing import Literal, Unpack, cast
 import torch.distributed as dist
 from torch import nn
 
-from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
-from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import (
-    current_placement,
     detect_launchers,
     launcher_request,
     read_environment,
     store_file,
 )
-from paceline.distributed.group import Group, joined
+from paceline.distributed.group import Group
 from paceline.distributed.placement import Placement
 from paceline.errors import InterruptedTraining, JobError, PacelineError, UsageError
 from paceline.launch.errors.error_records import describe, record
@@ -47,9 +44,8 @@ from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.status_exchange import stop_on_signals
-from paceline.training.sync.validation import check_method, check_reproducible, refuse_idle
-from paceline.training.worker import announce, facts_here, finish, set_up_torch
+from paceline.training.sync.validation import refuse_idle
+from paceline.training.worker import announce, finish, joined_as_worker
 
 Resume = bool | Literal["auto"]
 _OF_STARTER = {
@@ -114,27 +110,12 @@ def session(
 
 @contextmanager
 def _opened(request: TrainRequest, config: TrainConfig, make: _Make | None) -> Iterator[Session]:
-    # Check what can be checked without the others.
-    placement = current_placement(config.dist)
-    device = pick_device(config.dist, placement)
-    backend = resolve_backend(config.dist, device)
-    check_reproducible(config, placement.world_size)
-    check_method(config)
     refuse_idle(config, request.given)
     require_trackers(config.metrics.tracker)
-    set_up_torch(config)
-    facts = facts_here(request, config, device, backend)
     with ExitStack() as stack:
-        # Meet the other workers; signals are handled from here on.
-        flag = stack.enter_context(stop_on_signals(under_launcher=placement.has_launcher))
         # What rank 0 alone does at the end comes after the group's: nobody waits for its copies.
-        closing = stack.enter_context(ExitStack())
-        group = stack.enter_context(
-            joined(placement, device, backend, config.dist.timeout_s, config.dist, facts)
-        )
-        bind_near_gpu(group, config.launch.numa_affinity)
-        if config.launch.threads is None and config.data.shards is None:
-            share_cores(group)
+        closing = ExitStack()
+        flag, group = stack.enter_context(joined_as_worker(request, config, closing))
         # Settle the run directory together; under a launcher it is settled already.
         named = RunDirectory.named(request.run_dir)
         run = replace(named, shared=config.metrics.share_run_dir)

@@ -36,7 +36,7 @@ from paceline.training.context import CountedBy, OpenEpoch, OpenStep, StepCounte
 from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import overrides
-from paceline.training.hooks.metrics_logger import epoch_row, last_lr, with_validation
+from paceline.training.hooks.metrics_logger import epoch_row, last_lr
 from paceline.training.loss_weights import LossWeights, check_loss
 from paceline.training.optimizer_step import UNUSED_GRADIENTS, refuse_in_backward
 from paceline.training.options import LoopOptions
@@ -185,15 +185,7 @@ class Engine:
         # The epoch's figures, over all workers.
         trained = epoch.trained or self.agree().totals
         state.train_loss = trained.mean_loss if trained.samples else None
-        lr = last_lr(progress, context.components.optimizers) if epoch.lr is None else epoch.lr
-        spent = context.profiler.close_epoch()
-        extra = epoch.logged
-        if context.gpu is not None:
-            extra = {**context.gpu.close_epoch(context.group), **extra}
-        row = epoch_row(state, trained, self.counters.top or 0, lr, extra, spent)
-        row = with_validation(row, state) if epoch.validated else row
-        if not has_epochs:
-            row = replace(row, images_per_s=0.0)  # nobody knows how many samples a step had
+        row = epoch_row(context, trained, self.counters.top or 0, sized=has_epochs)
         # What follows from them: the next epoch, or the end.
         close = progress.close_epoch if has_epochs else progress.close_loop
         best = close(validated=epoch.validated)
@@ -277,7 +269,7 @@ class Engine:
                 if state.step >= progress.next_agreement or progress.due_to_save():
                     self._do_what_is_due()
             epoch.trained = self.agree().totals
-            epoch.lr = last_lr(progress, context.components.optimizers)
+            epoch.lr = last_lr(context)
             self._stop_on_signal()
             self._read_ahead(loader)
             self._end_batches()
@@ -289,7 +281,7 @@ class Engine:
     def _end_batches(self) -> None:
         """End a pass that has come to its end; the script's loop is still in it."""
         self._close_pass()
-        self.context.components.note_end_of_batches(writes=self.snapshots.writes)
+        self.context.components.note_end_of_batches(writes=self.context.writes)
         if self.context.components.makes_schedulers():
             self.context.optimizer_step.report_once(UNKNOWN_SCHEDULER)
 
@@ -297,7 +289,7 @@ class Engine:
         self.note.operation = "script"
         self.epoch.left = self.epoch.is_open and self.context.progress.state.epoch == number
         if self.epoch.left:  # else an old pass is dropped in a later epoch
-            self.context.components.note_end_of_batches(writes=self.snapshots.writes)
+            self.context.components.note_end_of_batches(writes=self.context.writes)
 
     def _begin_pass(self) -> None:
         context, epoch = self.context, self.epoch

@@ -1,6 +1,7 @@
 """Weights of losses that are means over other units than samples, such as tokens or pixels."""
 
 from collections import deque
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -73,16 +74,12 @@ def describe_weighted_mean(loss: Tensor, samples: int = 1) -> str | None:
         samples: How many it is about: a mean over another number of targets than a multiple of it,
             such as the nodes of graphs, isn't one over samples.
     """
-    waiting, descriptions = deque([loss.grad_fn]), list[str | None]()
-    for _ in range(_NODES):
-        node = waiting.popleft() if waiting else None
-        if node is None:
-            continue
+    descriptions: list[str | None] = []
+    for node in _nodes(loss):
         if getattr(node, "_saved_reduction", None) == _MEAN:
             is_nll = node.name().startswith("NllLoss")
             description = _describe_nll(node) if is_nll else None
             descriptions.append(description or _describe_rows(node, samples))
-        waiting.extend(before for before, _ in node.next_functions)
     # Several losses may be added up rightly.
     return descriptions.pop() if len(descriptions) == 1 else None
 
@@ -99,16 +96,19 @@ def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
         samples: How many it is about. Of one, a sum is a mean; terms about other things have
             another number of rows, and those about parameters, penalties, aren't counted.
     """
+    rows = map(_rows_summed, _nodes(loss, beyond="AddBackward"))
+    return samples > 1 and any(count and count % samples == 0 for count in rows)
+
+
+def _nodes(loss: Tensor, beyond: str = "") -> Iterator[Node]:
+    """Go through a loss's graph from its end on, beyond nodes whose names begin so alone."""
     waiting = deque([loss.grad_fn])
     for _ in range(_NODES):
         node = waiting.popleft() if waiting else None
-        if node is None:
-            continue
-        if node.name().startswith("AddBackward"):
-            waiting.extend(before for before, _ in node.next_functions)
-        elif samples > 1 and (rows := _rows_summed(node)) and rows % samples == 0:
-            return True
-    return False
+        if node is not None:
+            yield node
+            if node.name().startswith(beyond):
+                waiting.extend(before for before, _ in node.next_functions)
 
 
 def _rows_summed(node: Node) -> int:
@@ -259,7 +259,7 @@ class LossWeights:
                 "weight=... in one of several backward passes about a batch: add the losses up, "
                 "each times its weight, and divide by one weight"
             )
-        if self._context.step.gathered == self._context.place:
+        if self._is_gathered():
             raise UsageError(
                 "weight=... can't be combined with s.gather(...): what is computed of all workers' "
                 "samples counts once. Multiply the loss, or its parts, instead"

@@ -1,8 +1,8 @@
 """The main function of a worker process: set-up, training, final snapshot and summary."""
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from socket import gethostname
 from time import perf_counter
@@ -13,7 +13,7 @@ from paceline.distributed.allocator import keep_freed_memory
 from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
 from paceline.distributed.environment import current_placement
-from paceline.distributed.group import joined
+from paceline.distributed.group import Group, joined
 from paceline.errors import InterruptedTraining, StorageError
 from paceline.files import storing, write_json
 from paceline.launch.errors.error_records import describe, record
@@ -42,7 +42,7 @@ from paceline.training.run_record.run_metadata import (
 from paceline.training.run_record.startup_facts import facts_of
 from paceline.training.session import Session
 from paceline.training.setup import open_session
-from paceline.training.status_exchange import stop_on_signals
+from paceline.training.status_exchange import StopFlag, stop_on_signals
 from paceline.training.sync.validation import check_method, check_reproducible, method_of
 
 LAST_SNAPSHOT_S = 30.0
@@ -66,27 +66,11 @@ def run_training(payload: str) -> str:
     Returns:
         JSON with `stopped_because`.
     """
-    # Which worker this is, on which device, and whether the options go together.
     request = TrainRequest.from_json(payload)
     config = TrainConfig.from_settings(request.settings)
-    placement = current_placement(config.dist)
-    device = pick_device(config.dist, placement)
-    backend = resolve_backend(config.dist, device)
-    check_reproducible(config, placement.world_size)
-    check_method(config)
-    set_up_torch(config)
-    # Join the process group, which compares the facts that must be equal on all workers.
-    facts = facts_here(request, config, device, backend)
     run = RunDirectory.named(request.run_dir)
-    timeout_s = config.dist.timeout_s
-    with (
-        stop_on_signals(under_launcher=placement.has_launcher) as flag,
-        joined(placement, device, backend, timeout_s, config.dist, facts) as group,
-    ):
-        # Threads and seeds come first: the recipe may compute and draw random numbers already.
-        bind_near_gpu(group, config.launch.numa_affinity)
-        if config.launch.threads is None and config.data.shards is None:
-            share_cores(group)
+    with joined_as_worker(request, config) as (flag, group):
+        # Seeds come first: the recipe may draw random numbers already.
         seed_everything(config.loop.seed)
         job = load_recipe(request.reference)(**request.arguments)
         # Train on a session; it closes what it has opened, also after an error.
@@ -103,8 +87,47 @@ def run_training(payload: str) -> str:
                 return _train(session, job, request)
             except Exception as error:
                 # Before what is open gets closed, which takes time that may not be given.
-                record(describe(error, placement.rank), run.logs)
+                record(describe(error, group.rank), run.logs)
                 raise
+
+
+@contextmanager
+def joined_as_worker(
+    request: TrainRequest,
+    config: TrainConfig,
+    between: AbstractContextManager[object] | None = None,
+) -> Iterator[tuple[StopFlag, Group]]:
+    """Join the other workers, with device and threads set up; signals are handled meanwhile.
+
+    Collective.
+
+    Args:
+        request: What is to be trained.
+        config: Of it.
+        between: Entered before the group is joined, and left after it has ended.
+
+    Raises:
+        UsageError: Options that don't go together, or that this machine can't have.
+    """
+    # Which worker this is, on which device, and whether the options go together.
+    placement = current_placement(config.dist)
+    device = pick_device(config.dist, placement)
+    backend = resolve_backend(config.dist, device)
+    check_reproducible(config, placement.world_size)
+    check_method(config)
+    set_up_torch(config)
+    # Join the process group, which compares the facts that must be equal on all workers.
+    facts = facts_here(request, config, device, backend)
+    timeout_s = config.dist.timeout_s
+    with (
+        stop_on_signals(under_launcher=placement.has_launcher) as flag,
+        between or nullcontext(),
+        joined(placement, device, backend, timeout_s, config.dist, facts) as group,
+    ):
+        bind_near_gpu(group, config.launch.numa_affinity)
+        if config.launch.threads is None and config.data.shards is None:
+            share_cores(group)
+        yield flag, group
 
 
 def _train(session: Session, job: Job, request: TrainRequest) -> str:

@@ -13,6 +13,7 @@ from paceline.checkpoint.remote.record import CopyRecord
 from paceline.checkpoint.remote.store import DirectoryStore, RemoteStore
 from paceline.checkpoint.store import SnapshotStore
 from paceline.results.run_directory import RunDirectory
+from tests.support import snapshots
 
 RUN_JSON = '{"format": 1, "kind": "recipe", "recipe": "digits"}\n'
 
@@ -69,7 +70,7 @@ def a_snapshot(step: int) -> Snapshot:
 
 
 def publish(run: RunDirectory, snapshot: Snapshot, *, best: bool = False, keep: int = 3) -> None:
-    SnapshotStore(run.snapshots, keep).publish(snapshot, best=best)
+    snapshots.publish(SnapshotStore(run.snapshots, keep), snapshot, best=best)
 
 
 def copier_of(run: RunDirectory, store: RemoteStore, keep: int = 3) -> RunCopier:

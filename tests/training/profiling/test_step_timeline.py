@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.training.profiling.step_timeline import StepEvent, StepTimes, share_out
+from paceline.training.profiling.step_timeline import StepEvent, StepSample, share_out
 
 Marks = Sequence[tuple[StepEvent, float]]
 
@@ -19,7 +19,7 @@ WHOLE: Marks = [
 
 def test_each_time_has_its_place() -> None:
     sample = share_out(WHOLE)
-    assert sample == StepTimes(
+    assert sample == StepSample(
         data_s=1.0, forward_s=2.0, backward_s=4.0, wait_s=8.0, optimizer_s=16.0, other_s=32.0
     )
     assert sample.total_s == 63.0
@@ -45,7 +45,7 @@ def test_pieces_of_a_batch_are_computing() -> None:
             ("closed", 7.0),
         ]
     )
-    assert sample == StepTimes(forward_s=2.0, backward_s=4.0, wait_s=0.5, optimizer_s=0.5)
+    assert sample == StepSample(forward_s=2.0, backward_s=4.0, wait_s=0.5, optimizer_s=0.5)
 
 
 def test_two_models_that_are_trained_by_turns_add_up() -> None:
@@ -64,7 +64,7 @@ def test_two_models_that_are_trained_by_turns_add_up() -> None:
             ("closed", 11.5),
         ]
     )
-    assert sample == StepTimes(
+    assert sample == StepSample(
         data_s=1.0, forward_s=2.0, backward_s=4.0, wait_s=2.0, optimizer_s=2.0, other_s=0.5
     )
 

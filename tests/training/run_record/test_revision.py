@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.training.run_record.revision import Revision, find_revision
+from paceline.training.run_record.revision import find_revision
 from tests.support.needs import GIT, need
 
 
@@ -34,9 +34,9 @@ def test_a_commit_and_whether_anything_differs_from_it(
     head = _git(repository, "rev-parse", "HEAD")
     (repository / "runs").mkdir()
     (repository / "runs" / "untracked").touch()
-    assert find_revision(script, limit_s=60) == Revision(commit=head, dirty=False)
+    assert find_revision(script, limit_s=60) == {"commit": head, "dirty": False}
     (repository / "train.py").write_text("2\n")
-    changed = Revision(commit=head, dirty=True)
+    changed = {"commit": head, "dirty": True}
     assert find_revision(f"{script}:build", limit_s=60) == changed
     # A module's recipe: the working directory counts.
     monkeypatch.chdir(repository)

@@ -18,6 +18,7 @@ from paceline.distributed.group import Group
 from paceline.errors import InfrastructureError, SnapshotError
 from paceline.training.snapshots import transfer
 from paceline.training.snapshots.discovery import best_weights, find_origin
+from tests.support import snapshots
 from tests.support.nodes import on_nodes
 from tests.support.ranks import run_ranks
 
@@ -40,7 +41,7 @@ def publish(
         tensors = {"model": {"weight": torch.full((2,), step + salt)}}
         state = {"generation": generation, "start": start}
         snapshot = Snapshot(step=step, tensors=tensors, state=state)
-        store.publish(snapshot, best=step == best)
+        snapshots.publish(store, snapshot, best=step == best)
     return store
 
 

@@ -12,11 +12,10 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import final
 
 from paceline._version import __version__
-from paceline.checkpoint.manifest import STATE, TENSORS, Manifest, decode_body, parse_manifest
+from paceline.checkpoint.manifest import STATE, TENSORS, Manifest, read_manifest
 from paceline.checkpoint.remote.record import CopyRecord
 from paceline.checkpoint.remote.store import RemoteStore, entry_of
 from paceline.errors import SnapshotError, UsageError
@@ -339,16 +338,6 @@ def read_owner(store: RemoteStore) -> Mapping[str, object]:
     except ValueError:
         owner = None
     return owner if isinstance(owner, dict) else {"host": "unknown", "run": "unknown"}
-
-
-def read_manifest(content: bytes, name: str) -> Manifest:
-    """Read a snapshot's manifest.
-
-    Raises:
-        SnapshotError: It is damaged, or of an unknown format.
-    """
-    path = Path(name)
-    return parse_manifest(decode_body(content, path), path)
 
 
 def step_of_best(content: bytes | None) -> int:

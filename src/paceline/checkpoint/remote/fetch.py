@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
 
-from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.remote.copier import (
     BEST,
     MANIFEST_MAX_BYTES,
@@ -18,7 +18,6 @@ from paceline.checkpoint.remote.copier import (
     SMALL_NAMES,
     SUMMARY,
     is_log_or_tracker,
-    read_manifest,
     read_owner,
     step_of_best,
 )

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, final
 from paceline.checkpoint.manifest import FileEntry
 from paceline.checkpoint.remote.url import reason_of
 from paceline.errors import SnapshotError, StoreError, UsageError
-from paceline.files import fsync_directory
+from paceline.files import replacing
 from paceline.launch.aws_client import AwsError, connect
 from paceline.launch.json_fields import Answer
 
@@ -135,17 +135,9 @@ class DirectoryStore(RemoteStore):
     def write(self, name: str, source: BinaryIO, entry: FileEntry) -> None:
         """Write under another name, sync, rename, and read it back."""
         path, writing = self._place(name)
-        try:
-            with writing.open("xb") as file:
-                for piece in self.checked(name, source, entry, _PIECE_BYTES):
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            writing.replace(path)
-        except BaseException:
-            writing.unlink(missing_ok=True)
-            raise
-        fsync_directory(path.parent)
+        with replacing(path, temporary=writing) as file:
+            for piece in self.checked(name, source, entry, _PIECE_BYTES):
+                file.write(piece)
         self.verify_by_reading(name, entry)
 
     def create(self, name: str, content: bytes) -> bool:

@@ -8,12 +8,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import final
-
-from torch.optim import Optimizer
 
 from paceline.files import storing
 from paceline.gradient_sync.worker_thread import WorkerThread
@@ -38,7 +35,6 @@ from paceline.training.components import Components
 from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.hooks.step_rows import StepMark, StepRows, row_between
-from paceline.training.progress import TrainingProgress
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
 
@@ -150,19 +146,11 @@ class MetricsLogger(StepHook):
         self._agreed, self._top = agreed, top
         context = self._context
         if steps and context.console.is_due():
-            lr = last_lr(context.progress, context.components.optimizers)
-            shown = describe_advance(context.progress, agreed, steps, lr, spent, top=top)
-            shown = replace(shown, unit=context.unit)
-            if (gpu := context.gpu) is not None:
-                shown = replace(
-                    shown, gpu_utilization=gpu.utilization, gpu_memory_bytes=gpu.memory_bytes
-                )
-            context.console.advance(shown)
+            context.console.advance(describe_advance(context, agreed, steps, spent, top=top))
         # All workers take the row, since its sums begin anew; rank 0 writes it.
         if self._rows.is_due():
-            lr = last_lr(context.progress, context.components.optimizers)
-            before = self._rows.last
-            self._record(before, self._rows.take(agreed, lr, context.profiler.epoch_waits()))
+            before, waits = self._rows.last, context.profiler.epoch_waits()
+            self._record(before, self._rows.take(agreed, last_lr(context), waits))
 
     def _record(self, before: StepMark, after: StepMark) -> None:
         """Queue a row for the thread, which computes and writes rows in order."""
@@ -227,10 +215,9 @@ def _rows_of(value: object) -> tuple[Cells, ...]:
 
 
 def describe_advance(
-    progress: TrainingProgress,
+    context: TrainingContext,
     agreed: Agreement,
     steps: int,
-    lr: float,
     spent: Communication | None,
     *,
     top: int | None,
@@ -238,13 +225,13 @@ def describe_advance(
     """Say how far the training is.
 
     Args:
-        progress: After it has taken the exchange in.
+        context: Of the training, after it has taken the exchange in.
         agreed: The last exchange.
         steps: Steps since the exchange before.
-        lr: Learning rate of the last step.
         spent: What these steps spent on communication; None of a single worker.
         top: 5 or 1 where accuracy is counted.
     """
+    progress, gpu = context.progress, context.gpu
     state, plan = progress.state, progress.plan
     left = max(0, state.total_steps - state.step)
     samples = 0
@@ -262,64 +249,54 @@ def describe_advance(
         loss=agreed.totals.mean_loss,
         accuracy=agreed.totals.accuracy if top else None,
         images_per_s=samples / agreed.lap_s if samples else 0.0,
-        lr=lr,
+        lr=last_lr(context),
         eta_s=left * state.elapsed_s / max(1, state.step),
         spent=spent,
+        gpu_utilization=gpu.utilization if gpu else None,
+        gpu_memory_bytes=gpu.memory_bytes if gpu else None,
+        unit=context.unit,
     )
 
 
-def epoch_row(
-    state: TrainState,
-    trained: Totals,
-    top: int,
-    lr: float,
-    logged: Mapping[str, float],
-    spent: Communication | None,
-) -> EpochRow:
-    """Make an epoch's row, without validation.
+def epoch_row(context: TrainingContext, trained: Totals, top: int, *, sized: bool) -> EpochRow:
+    """Make the row of the epoch that ends. Collective.
 
     Args:
-        state: At the end of the epoch.
+        context: Of the training.
         trained: The epoch's sums over all workers.
         top: 5 or 1 where accuracy was counted, else 0.
-        lr: Learning rate of the last step.
-        logged: Figures of the script's own, and of GPUs.
-        spent: What the steps spent on communication; None of a single worker.
+        sized: Whether it is known how many samples a step had.
     """
+    state, epoch = context.progress.state, context.epoch
     seconds, steps = state.epoch_train_s, max(1, state.step_in_epoch)
-    row = EpochRow(
+    spent = context.profiler.close_epoch()
+    of_gpus = context.gpu.close_epoch(context.group) if context.gpu is not None else {}
+    return EpochRow(
         epoch=state.epoch + 1,
         step=state.step,
         time_s=state.elapsed_s,
         train_loss=state.train_loss,
-        lr=lr,
-        images_per_s=trained.samples / seconds if seconds > 0 else 0.0,
+        train_accuracy=trained.accuracy if top else None,
+        train_top5_accuracy=trained.top5_accuracy if top == 5 else None,
+        val_loss=state.val_loss if epoch.validated else None,
+        val_accuracy=state.val_accuracy if epoch.validated else None,
+        val_top5_accuracy=state.val_top5_accuracy if epoch.validated else None,
+        lr=last_lr(context) if epoch.lr is None else epoch.lr,
+        images_per_s=trained.samples / seconds if sized and seconds > 0 else 0.0,
         batch_time_s=seconds / steps,
         data_time_s=state.epoch_data_s / steps,
         exposed_comm=spent.exposed if spent else None,
         waiting=spent.waiting if spent else None,
         wire_bytes_per_step=spent.wire_bytes if spent else None,
-        extra=logged,
-    )
-    if top:
-        row = replace(row, train_accuracy=trained.accuracy)
-    return replace(row, train_top5_accuracy=trained.top5_accuracy) if top == 5 else row
-
-
-def with_validation(row: EpochRow, state: TrainState) -> EpochRow:
-    """Add the epoch's validation figures."""
-    return replace(
-        row,
-        val_loss=state.val_loss,
-        val_accuracy=state.val_accuracy,
-        val_top5_accuracy=state.val_top5_accuracy,
+        extra={**of_gpus, **epoch.logged},
     )
 
 
-def last_lr(progress: TrainingProgress, optimizers: Sequence[Optimizer]) -> float:
+def last_lr(context: TrainingContext) -> float:
     """Give the last step's learning rate, by our schedule or as the script has set it."""
+    progress = context.progress
     if progress.rate is not None:
         return progress.rate.lr_at(progress.state.step - 1)
-    for optimizer in optimizers:
+    for optimizer in context.components.optimizers:
         return float(optimizer.param_groups[0]["lr"])
     return 0.0

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean, median, pstdev
 from typing import Self
 
@@ -12,6 +12,8 @@ from paceline.training.profiling.step_profiler import Lap, StepProfiler
 _LOW, _HIGH = 0.1, 0.9
 _LAPS = 256
 """The newest, which a worker sends to the others."""
+_MEDIANS = ("data_s", "forward_s", "backward_s", "optimizer_s", "other_s", "total_s", "compute_s")
+"""Figures of `WorkerTimes` that are medians of the sampled steps'."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,29 +76,21 @@ def measure_worker(
         syncing_s: Of a step: what else there is to do for them.
     """
     laps, seen = step_profiler.laps()[-_LAPS:], step_profiler.samples()
-    times = WorkerTimes(
+    samples = list(seen.values())
+    medians = {
+        name: median(getattr(sample, name) for sample in samples) for name in _MEDIANS if samples
+    }
+    return WorkerTimes(
         host=host,
         steps=len(seen),
+        **medians,
+        spread_s=pstdev(sample.compute_s for sample in samples) if samples else 0.0,
         waits_s={str(step): sample.wait_s for step, sample in seen.items()},
         agreements_s={str(lap.until): lap.agreeing_s for lap in laps if lap.agreeing_s > 0},
         agreement_steps=max(1, sum(lap.steps for lap in laps)),
         averagings_s={str(step): wait_s for step, wait_s in averagings_s.items()},
         averaging_steps=averaging_steps,
         syncing_s=syncing_s,
-    )
-    samples = list(seen.values())
-    if not samples:
-        return times
-    return replace(
-        times,
-        data_s=median(sample.data_s for sample in samples),
-        forward_s=median(sample.forward_s for sample in samples),
-        backward_s=median(sample.backward_s for sample in samples),
-        optimizer_s=median(sample.optimizer_s for sample in samples),
-        other_s=median(sample.other_s for sample in samples),
-        total_s=median(sample.total_s for sample in samples),
-        compute_s=median(sample.compute_s for sample in samples),
-        spread_s=pstdev(sample.compute_s for sample in samples),
     )
 
 
@@ -130,26 +124,17 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     agreeing_s = often * _median(least for least, _ in agreements)
     waiting += often * _median(more for _, more in agreements)
     # All parts, stretched alike until they are the whole step.
-    seconds = [
-        fmean(each.data_s for each in workers),
-        fmean(each.forward_s for each in workers),
-        fmean(each.backward_s for each in workers),
-        exposed,
-        waiting,
-        fmean(each.optimizer_s for each in workers),
-        fmean(each.other_s + each.syncing_s for each in workers) + agreeing_s,
-    ]
-    scale = step_s / (sum(seconds) or 1.0)
-    data, forward, backward, exposed, waiting, optimizer, other = (p * scale for p in seconds)
-    return StepParts(
-        data=data,
-        forward=forward,
-        backward=backward,
-        exposed=exposed,
-        waiting=waiting,
-        optimizer=optimizer,
-        other=other,
-    )
+    seconds = {
+        "data": fmean(each.data_s for each in workers),
+        "forward": fmean(each.forward_s for each in workers),
+        "backward": fmean(each.backward_s for each in workers),
+        "exposed": exposed,
+        "waiting": waiting,
+        "optimizer": fmean(each.optimizer_s for each in workers),
+        "other": fmean(each.other_s + each.syncing_s for each in workers) + agreeing_s,
+    }
+    scale = step_s / (sum(seconds.values()) or 1.0)
+    return StepParts(**{part: part_s * scale for part, part_s in seconds.items()})
 
 
 def _apart(waits_s: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:

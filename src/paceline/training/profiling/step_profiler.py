@@ -18,7 +18,7 @@ from paceline.training.profiling.step_timeline import (
     BatchWaits,
     Moment,
     StepEvent,
-    StepTimes,
+    StepSample,
     now,
     seconds_between,
     seconds_within,
@@ -108,6 +108,7 @@ class StepProfiler:
         self._lap_from: tuple[Moment, int] | None = None
         """When the lap under way began, and after how many steps."""
         self._laps: deque[tuple[int, float, float, int]] = deque(maxlen=_LAPS)
+        """As tuples, which cost an agreement less than objects do."""
         self._agreeing_from_s = self._waited_s = 0.0
 
     def begin_pass(self, step: int) -> None:
@@ -213,7 +214,7 @@ class StepProfiler:
         """Give the newest laps."""
         return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
 
-    def samples(self) -> dict[int, StepTimes]:
+    def samples(self) -> dict[int, StepSample]:
         """Give the samples by step; those at steps unlike others where there is none else."""
         seen = self._ordinary or dict(self._odd)
         return {step: _times_of(marks) for step, marks in seen.items()}
@@ -303,7 +304,7 @@ class StepProfiler:
             self._marks.append(("computed", moment))
 
 
-def _times_of(marks: Marks) -> StepTimes:
+def _times_of(marks: Marks) -> StepSample:
     first = marks[0][1]
     return share_out([(what, seconds_between(first, moment)) for what, moment in marks])
 

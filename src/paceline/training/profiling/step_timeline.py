@@ -48,7 +48,7 @@ are due now. averaged: that is done. closed: the step is over.
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class StepSample:
     """What one worker spent a step on, in seconds; together they are the step.
 
     But for averages of weights: their time is taken in every step.
@@ -133,7 +133,7 @@ class BatchWaits:
         return seconds_within(spans)
 
 
-def share_out(marks: Sequence[tuple[StepEvent, float]]) -> StepTimes:
+def share_out(marks: Sequence[tuple[StepEvent, float]]) -> StepSample:
     """Tell what the time between a step's marks was spent on. Pure.
 
     Args:
@@ -142,7 +142,7 @@ def share_out(marks: Sequence[tuple[StepEvent, float]]) -> StepTimes:
     spent = dict.fromkeys(_KINDS, 0.0)
     for (before, begun_s), (after, ended_s) in pairwise(marks):
         spent[_spent_on(before, after)] += ended_s - begun_s
-    return StepTimes(
+    return StepSample(
         data_s=spent["data"],
         forward_s=spent["forward"],
         backward_s=spent["backward"],

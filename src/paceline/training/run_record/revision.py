@@ -1,24 +1,15 @@
 """The git commit of a training's code."""
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 _LIMIT_S = 0.3
 """A start waits no longer: of a huge work tree, or on a slow file system, nothing is known then."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Revision:
-    """A state of a git repository."""
-
-    commit: str
-    """Its hash in full."""
-    dirty: bool
-    """Whether files that git knows differ from it."""
-
-
-def find_revision(reference: str, git: str = "git", limit_s: float = _LIMIT_S) -> Revision | None:
+def find_revision(
+    reference: str, git: str = "git", limit_s: float = _LIMIT_S
+) -> dict[str, object] | None:
     """Ask git about the directory of a script or recipe file, else about the working directory.
 
     Args:
@@ -27,7 +18,8 @@ def find_revision(reference: str, git: str = "git", limit_s: float = _LIMIT_S) -
         limit_s: How long it may take.
 
     Returns:
-        None without git, a repository or a commit, and where it takes too long.
+        `commit`, its hash in full, and `dirty`, whether files that git knows differ from it. None
+        without git, a repository or a commit, and where it takes too long.
     """
     path = Path(reference.rpartition(":")[0] or reference)
     where = path.parent if path.suffix == ".py" else Path()
@@ -51,4 +43,4 @@ def find_revision(reference: str, git: str = "git", limit_s: float = _LIMIT_S) -
     heads = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
     if not heads or heads == ["(initial)"]:
         return None
-    return Revision(commit=heads[0], dirty=any(not line.startswith("#") for line in lines))
+    return {"commit": heads[0], "dirty": any(not line.startswith("#") for line in lines)}

@@ -4,7 +4,6 @@ import json
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -72,8 +71,7 @@ def _revision(request: TrainRequest, group: Group) -> dict[str, object] | None:
     """Say which commit the training's code is of; asked once, by rank 0, which writes it."""
     if group.rank != 0 or ADDED_HOOKS.get():  # watched by `verify`: no program, nothing is kept
         return None
-    found = find_revision(request.reference)
-    return None if found is None else asdict(found)
+    return find_revision(request.reference)
 
 
 def write_run(run: RunDirectory, description: Mapping[str, object], start: object) -> None:

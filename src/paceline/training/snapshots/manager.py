@@ -71,16 +71,6 @@ class SnapshotManager:
         self._generation, self._start = 1, ""
 
     @property
-    def shared(self) -> bool:
-        """Whether all nodes see the snapshots of one of them."""
-        return self._context.shared
-
-    @property
-    def writes(self) -> bool:
-        """Whether this worker writes snapshots."""
-        return self._writer is not None
-
-    @property
     def written(self) -> int:
         """Snapshots that this worker has published."""
         return self._writer.written if self._writer else 0
@@ -181,7 +171,7 @@ class SnapshotManager:
         """
         if self._writer is not None:
             self._store.sweep()
-        origin = find_origin(self._store, self._group, self._report, shared=self.shared)
+        origin = find_origin(self._store, self._group, self._report, shared=self._context.shared)
         self._generation = origin.generation
         self._start = self._group.broadcast_text(secrets.token_hex(8))
         return None if origin.snapshot is None else self._restore(origin.snapshot)
@@ -195,7 +185,7 @@ class SnapshotManager:
             False where there is none.
         """
         model, group = self._components.model, self._group
-        best = best_weights(self._store, group, self._report, shared=self.shared)
+        best = best_weights(self._store, group, self._report, shared=self._context.shared)
         if best is None:
             return False
         if group.rank == best.rank:

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from paceline.distributed.device_copies import cut, join
 from paceline.distributed.group import Group
 
 _CHUNK_BYTES = 4 << 20
@@ -42,16 +43,16 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
     everyone = [json.loads(text) for text in texts]
     likes = [{name: _like(dtype, shape) for name, dtype, shape in each} for each, _ in everyone]
     gathered: list[dict[str, Tensor]] = [{} for _ in everyone]
-    for sizes in _messages(likes):
-        names = own.tensors.keys()
-        parts = [
-            _padded(_bytes_of(own.tensors[name]) if name in names else torch.empty(0), size)
-            for name, size in sizes.items()
-        ]
-        rows = _gathered(group, torch.cat(parts), keeps=keeps)
+    for message in _messages(likes):
+        named = [[name for name in message if name in like] for like in likes]
+        row = torch.zeros(sum(message.values()), dtype=torch.uint8)
+        if mine := [own.tensors[name].cpu() for name in named[group.rank]]:
+            row[: sum(tensor.nbytes for tensor in mine)] = join(mine)
+        rows = _gathered(group, row, keeps=keeps)
         if keeps:
-            for rank, row in enumerate(rows):
-                gathered[rank] |= _unflattened(row, sizes, likes[rank])
+            for tensors, like, names, theirs in zip(gathered, likes, named, rows, strict=True):
+                # A copy: the row may begin anywhere, where no other type could be read from.
+                tensors |= zip(names, cut(theirs.clone(), [like[n] for n in names]), strict=True)
     if not keeps:
         return []
     # In the order in which each worker has named them.
@@ -86,29 +87,6 @@ def _gathered(group: Group, row: Tensor, *, keeps: bool) -> Tensor:
         if keeps:
             kept[:, begin : begin + rows.shape[1]] = rows
     return kept
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _padded(part: Tensor, size: int) -> Tensor:
-    row = torch.zeros(size, dtype=torch.uint8)
-    row[: part.numel()] = part
-    return row
-
-
-def _unflattened(
-    row: Tensor, sizes: Mapping[str, int], likes: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    tensors, at = {}, 0
-    for name, size in sizes.items():
-        if name in likes:
-            like = likes[name]
-            # A copy: the bytes may begin anywhere, which no other type could be read from.
-            tensors[name] = row[at : at + like.nbytes].clone().view(like.dtype).view(like.shape)
-        at += size
-    return tensors
 
 
 def merged(states: Sequence[Mapping[str, object]]) -> dict[str, object]:

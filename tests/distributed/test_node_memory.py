@@ -171,7 +171,7 @@ def test_memory_that_isnt_there_is_an_error_before_it_is_used(
             memory.share(1 << 20)
         return str(found.value)
 
-    said = "no 1,048,576 bytes of memory for gradients on their way: No space left on device"
+    said = "no 1,048,576 bytes of memory to share with the node's workers: No space left on device"
     assert run_ranks(2, body) == [said, said]
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 import pytest
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.node_rows import NodeRows, rows_in_memory
-from paceline.errors import InfrastructureError
+from paceline.errors import InfrastructureError, JobError
+from paceline.launch.errors.mismatch import is_mismatch
 from tests.support.nodes import on_nodes
 from tests.support.ranks import collectives_so_far, run_ranks
 
@@ -107,16 +108,35 @@ def test_long_rows_and_those_of_several_nodes_take_the_backends_way() -> None:
     assert run_ranks(2, body) == [(True, 1, False)] * 2
 
 
-def test_what_the_row_of_another_collective_lacks_is_zero() -> None:
-    def body(group: Group) -> list[list[float]]:
+@pytest.mark.parametrize("other", ["shorter", "longest", "sum", "broadcast"])
+def test_workers_in_different_collectives_are_told_so(other: str) -> None:
+    def body(group: Group) -> str:
+        calls: dict[str, Callable[[], object]] = {
+            "rows": lambda: group.gather_rows(torch.ones(4)),
+            "shorter": lambda: group.gather_rows(torch.ones(1)),
+            "longest": lambda: group.gather_rows(torch.ones(1 << 14)),
+            "sum": lambda: group.sum_(torch.ones(4)),
+            "broadcast": lambda: group.broadcast_(torch.ones(4)),
+        }
         with rows_in_memory(group):
-            for _ in range(2):
-                group.gather_rows(torch.ones(4))
-            own = torch.ones(4) if group.rank == 0 else torch.ones(1)
-            return cast("list[list[float]]", group.gather_rows(own).tolist())
+            assert group.sum_(torch.ones(4)).tolist() == [2.0] * 4
+            mine = "rows" if group.rank == 0 else other
+            with pytest.raises(JobError, match="mismatch between collectives") as error:
+                calls[mine]()
+            return str(error.value)
 
-    long, short = run_ranks(2, body)
-    assert (long, short) == ([[1.0] * 4, [1.0, 0, 0, 0]], [[1.0], [1.0]])
+    texts = run_ranks(2, body)
+    assert texts[0] == texts[1]
+    assert all(map(is_mismatch, texts))
+    assert "rank 0 is in an exchange of rows of 16 bytes, rank 1 is in" in texts[0]
+
+
+def test_rows_on_a_device_take_the_backends_way() -> None:
+    def body(group: Group) -> bool:
+        with rows_in_memory(group):
+            return cast("NodeRows", group.small_rows).takes(torch.ones(4, device="meta"))
+
+    assert run_ranks(2, body) == [False, False]
 
 
 def test_a_worker_that_has_ended_is_an_error_at_once() -> None:

@@ -62,10 +62,10 @@ def test_resuming_means_the_nodes_run_directory() -> None:
 
 def test_what_a_node_runs() -> None:
     job: ClusterJob = a_job(resume=True, directory=Path("/x"))
-    run = NodeRun(submission="3fa9c2", run_dir="/v/r")
+    run = NodeRun(submission="3fa9c2", run_dir="/v/r", host="h-0.h")
     assert node_command(job, run) == [
         *("python3", "-P", "-m", "paceline.launch.continuing", "--run-dir", "/v/r"),
-        *("--submission", "3fa9c2", "--resume", "--"),
+        *("--submission", "3fa9c2", "--host", "h-0.h", "--resume", "--"),
         *("train", "digits", "--run-dir", "/v/r"),
     ]
     shared = node_command(a_job(shared=True), run)

@@ -15,6 +15,7 @@ from paceline.metrics.console import (
     Console,
     EpochTable,
     PlainConsole,
+    SilentConsole,
     make_console,
 )
 from paceline.options.text import in_column
@@ -264,9 +265,9 @@ def test_plain_progress_after_ten_seconds(
 
 
 def test_silence_but_for_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Console())
+    show(SilentConsole())
     assert capsys.readouterr().out == ""
-    Console().warn("the disk is full")
+    SilentConsole().warn("the disk is full")
     assert capsys.readouterr().out == "the disk is full\n"
 
 
@@ -365,9 +366,9 @@ def test_no_line_of_the_bar_is_cut(
         ("auto", 0, False, PlainConsole),
         ("bar", 0, False, BarConsole),
         ("plain", 0, True, PlainConsole),
-        ("off", 0, True, Console),
-        ("bar", 1, True, Console),
-        ("plain", 3, False, Console),
+        ("off", 0, True, SilentConsole),
+        ("bar", 1, True, SilentConsole),
+        ("plain", 3, False, SilentConsole),
     ],
 )
 def test_which_console(
@@ -382,7 +383,7 @@ def test_which_console(
     assert type(make_console(kind, rank, tmp_path / "log")) is expected
 
 
-@pytest.mark.parametrize("make", [PlainConsole, Console])
+@pytest.mark.parametrize("make", [PlainConsole, SilentConsole])
 def test_an_output_that_cannot_be_written_is_no_error(
     make: type[Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,10 +47,13 @@ class SmallRows(Protocol):
     """A quicker way for rows of a few bytes."""
 
     def takes(self, row: Tensor) -> bool:
-        """Tell whether it is small enough; the same on every worker."""
+        """Tell whether it can go this way; the same on every worker."""
 
     def gather(self, row: Tensor) -> Tensor:
         """Do as `Group.gather_rows`."""
+
+    def meet(self, collective: str, size: int) -> None:
+        """Make sure that all workers are in the same collective of the backend. Blocks."""
 
 
 @final
@@ -91,29 +94,30 @@ class Group:
         """Collect one small row from each worker.
 
         Args:
-            row: (K,) on the CPU, the same K and dtype on every worker.
+            row: (K,), the same K and dtype on every worker; on the CPU, or where the backend takes
+                tensors.
 
         Returns:
-            (world_size, K), in rank order, on the CPU, the same on every worker.
+            (world_size, K), in rank order, where the row is, the same on every worker.
         """
         if self.world_size == 1:
             return row.unsqueeze(0)
         if self.small_rows is not None and self.small_rows.takes(row):
-            with self._listened_to("all-gather"):
+            with self._listened_to("all-gather", None):
                 return self.small_rows.gather(row.contiguous().flatten())
         # These backends have only the all-gather of lists, on their own device.
         if self.has_few_operations:
             own = row.to(self._control).contiguous()
             listed = [torch.empty_like(own) for _ in range(self.world_size)]
             self._recent.extend((own, *listed))
-            with self._listened_to("all-gather"):
+            with self._listened_to("all-gather", own):
                 dist.all_gather(listed, own)
             return torch.stack(listed).to(row.device)
         # Gloo takes less than it expects without a word, where a worker is in another collective:
         # what it leaves out is then zero, and not whatever stood there.
         own, rows = row.contiguous(), row.new_zeros(self.world_size * row.numel())
         self._recent.extend((own, rows))
-        with self._listened_to("all-gather"):
+        with self._listened_to("all-gather", own):
             dist.all_gather_into_tensor(rows, own)
         return rows.view(self.world_size, row.numel())
 
@@ -121,7 +125,7 @@ class Group:
         """Replace a tensor by its sum over all workers, in place."""
         if self.world_size > 1:
             sent = self._carried(tensor)
-            with self._listened_to("all-reduce"):
+            with self._listened_to("all-reduce", sent):
                 dist.all_reduce(sent)
             _take_back(tensor, sent)
         return tensor
@@ -130,7 +134,7 @@ class Group:
         """Replace a tensor by that of one rank, in place."""
         if self.world_size > 1:
             sent = self._carried(tensor)
-            with self._listened_to("broadcast"):
+            with self._listened_to("broadcast", sent):
                 dist.broadcast(sent, src=source)
             _take_back(tensor, sent)
         return tensor
@@ -162,9 +166,11 @@ class Group:
         self.gather_rows(torch.zeros(1))
 
     @contextmanager
-    def _listened_to(self, collective: str) -> Iterator[None]:
+    def _listened_to(self, collective: str, of_backend: Tensor | None) -> Iterator[None]:
         if self.listener is not None:
             self.listener.enter(collective)
+        if self.small_rows is not None and of_backend is not None:
+            self.small_rows.meet(collective, of_backend.nbytes)
         yield
         if self.listener is not None:
             self.listener.leave()

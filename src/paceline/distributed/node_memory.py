@@ -48,7 +48,7 @@ def connect_node(
     several: bool = False,
     beside_accelerators: bool = False,
 ) -> "NodeMemory | None":
-    """Connect the workers of each node, with tensors in its main memory. Collective.
+    """Connect the workers of each node by its main memory. Collective.
 
     Args:
         group: All workers.
@@ -58,10 +58,10 @@ def connect_node(
         beside_accelerators: Whether it is of use to workers whose tensors are on accelerators.
 
     Returns:
-        None on every worker where those of some node can't share memory (accelerators, containers
-        with networks of their own, another system than Linux), where there are more nodes than
-        there may be, or they have one worker each, or ranks that don't follow each other, or where
-        the backend has ways of its own within a node: MPI, SageMaker's.
+        None on every worker where those of some node can't share memory (containers with networks
+        of their own, another system than Linux), or have no use for it, where there are more nodes
+        than there may be, or they have one worker each, or ranks that don't follow each other, or
+        where the backend has ways of its own within a node: MPI, SageMaker's.
     """
     if group.has_few_operations:
         return None
@@ -256,7 +256,7 @@ class NodeMemory:
             own = _made(size)
         except OSError as error:
             raise InfrastructureError(
-                f"no {size:,} bytes of memory for gradients on their way: {error.strerror}"
+                f"no {size:,} bytes of memory to share with the node's workers: {error.strerror}"
             ) from error
         try:
             mapped = {self.rank: _mapped(own, size)}

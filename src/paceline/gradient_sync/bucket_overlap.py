@@ -16,9 +16,6 @@ _LOOKS = 8
 class BucketAverager(Protocol):
     """Averages gradients bucket by bucket, overlapped with the backward pass."""
 
-    has_stages: bool
-    """Whether it pays to `poll` between the ends of buckets."""
-
     def buckets(self, like: Mapping[str, Tensor]) -> list[list[str]]:
         """Say which gradients leave together, in which order. Collective with other names.
 
@@ -30,10 +27,18 @@ class BucketAverager(Protocol):
         """Make it possible to `start` and `poll` while a backward pass runs. Collective."""
 
     def start(self, gradients: Mapping[str, Tensor]) -> None:
-        """Start to average one bucket. Collective, but doesn't block."""
+        """Start to average one bucket. Collective, but doesn't block.
+
+        Args:
+            gradients: All of one of `buckets`, in its order.
+        """
 
     def poll(self) -> None:
-        """Start the next stage of buckets that have arrived. Collective, but doesn't block."""
+        """Start the next stage of buckets that have arrived. Collective, but doesn't block.
+
+        An averager without later stages says so by `has_stages = False`: it isn't called between
+        the ends of buckets then.
+        """
 
     def finish(self, *, keep: bool = True) -> Mapping[str, Tensor]:
         """Wait for all buckets, and average what they brought in place. Collective.
@@ -75,7 +80,7 @@ class BucketOverlap:
         position = {name: i for i, name in enumerate(order)}
         ends = {max(names, key=position.__getitem__) for names in self._buckets}
         # Buckets that are under way may have later stages.
-        looks_between = self._averager.has_stages and len(self._buckets) > 1
+        looks_between = getattr(self._averager, "has_stages", True) and len(self._buckets) > 1
         between = order[:: -(-len(order) // _LOOKS)] if looks_between else ()
         return [name for name in order if name in ends or name in between]
 
@@ -83,7 +88,8 @@ class BucketOverlap:
         """Take gradients that are most likely complete. Collective, but doesn't block.
 
         If one comes again before `finish` (a second backward pass, or a segment of the model that
-        is run twice), what has left so far counts for nothing.
+        is run twice), what has left so far counts for nothing, and nothing more leaves before
+        `finish`.
 
         Args:
             names: Of the parameters, in the order in which they came.

@@ -82,7 +82,8 @@ class NodeAverage:
         """Start to average one bucket. Collective, but doesn't block.
 
         Args:
-            gradients: Of one of `buckets`, or some of it; they stay as they are until `finish`.
+            gradients: Of one of `buckets`, or some of it, in its order; they stay as they are until
+                `finish`.
         """
         named = self._bucket_of[next(iter(gradients))]
         named.bucket.begin()

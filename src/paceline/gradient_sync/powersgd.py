@@ -43,8 +43,6 @@ class PowerSGD:
     each of `buckets` in turn and then `finish`; the bits are the same.
     """
 
-    has_stages = True
-
     def __init__(
         self,
         workers: int,

@@ -23,6 +23,9 @@ class NodeRun:
     """Told apart from every other submission, also of a job of the same name."""
     run_dir: str
     """On the node: absolute, or relative to the directory in which the node's command starts."""
+    host: str = ""
+    """Of rank 0, where no variable on the node says it: the node waits until this name has an
+    address, and sets no variable."""
     max_restarts: int | None = None
     """Starts in a row without a newer snapshot that the node allows itself, where the cluster
     doesn't count them."""
@@ -31,6 +34,8 @@ class NodeRun:
 def node_command(job: ClusterJob, run: NodeRun, python: str = "python3") -> list[str]:
     """Write what each node runs: `paceline train`, or `resume` where this job had begun it."""
     command = [python, *CONTINUING, _RUN_DIR, run.run_dir, "--submission", run.submission]
+    if run.host:
+        command += ["--host", run.host]
     if run.max_restarts is not None:
         command += ["--max-restarts", str(run.max_restarts)]
     if job.shared:

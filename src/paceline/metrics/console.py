@@ -2,6 +2,7 @@
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -154,23 +155,26 @@ def bar(length: int, done: int, total: int, *, plain: bool) -> str:
     return full * filled + empty * (length - filled)
 
 
-class Console:
-    """Shows a training to a person; this one, of all ranks but 0, shows nothing but warnings."""
+class Console(ABC):
+    """Shows a training to a person; only rank 0 has one that prints."""
 
+    @abstractmethod
     def say(self, line: str) -> None:
         """Show one line at once, above the progress."""
 
+    @abstractmethod
     def warn(self, line: str) -> None:
-        """Show what the user has to know (on ranks other than 0 it goes to the log)."""
-        _print(line)
+        """Show what the user has to know, however little else is shown."""
 
+    @abstractmethod
     def is_due(self) -> bool:
         """Tell whether `advance` would show anything now; asked about twice a second."""
-        return False
 
+    @abstractmethod
     def advance(self, advance: Advance) -> None:
         """Show how far the epoch is."""
 
+    @abstractmethod
     def evaluating(self, what: str, done: int, total: int) -> None:
         """Show how far an evaluation is; called for each batch.
 
@@ -180,11 +184,41 @@ class Console:
             total: Of how many; 0 where that isn't known.
         """
 
+    @abstractmethod
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Show a finished epoch's figures as a row of the table."""
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the terminal as it was; called once, also after an error."""
+
+
+@final
+class SilentConsole(Console):
+    """Shows nothing but warnings."""
+
+    def say(self, line: str) -> None:
+        """Do nothing."""
+
+    def warn(self, line: str) -> None:
+        """Print the line (on ranks other than 0 it goes to the log)."""
+        _print(line)
+
+    def is_due(self) -> bool:
+        """Never."""
+        return False
+
+    def advance(self, advance: Advance) -> None:
+        """Do nothing."""
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 @final
@@ -198,6 +232,10 @@ class PlainConsole(Console):
     def say(self, line: str) -> None:
         """Print the line."""
         _print(line, is_ours=False)
+
+    def warn(self, line: str) -> None:
+        """Print the line."""
+        _print(line)
 
     def is_due(self) -> bool:
         """Tell whether nothing was printed for ten seconds."""
@@ -221,6 +259,9 @@ class PlainConsole(Console):
         for line in self._table.lines(row, unit):
             self.say(line)
         self._last_s = monotonic()
+
+    def close(self) -> None:
+        """Nothing is left open."""
 
 
 @final
@@ -331,7 +372,7 @@ def make_console(
         restarted: The table has been begun on this screen already.
     """
     if rank != 0 or kind == "off":
-        return Console()
+        return SilentConsole()
     terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()
     if kind == "bar" or (kind == "auto" and terminal):
         return BarConsole(log, has_header=restarted)

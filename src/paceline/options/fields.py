@@ -288,22 +288,29 @@ def read_dataclass(kind: type[Shape], content: object, *, strict: bool = False) 
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"a {kind.__name__} should be an object, not {describe_json(content)}")
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # any dataclass
-    needed = (n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING)
-    for name in sorted(needed):
+    hints, needed = _fields_of(kind)  # type: ignore[arg-type]  # mypy: classes are hashable
+    for name in needed:
         if name not in content:
             raise ValueError(f"{name} is missing")
     for name in content if strict else ():
-        if name not in known:
+        if name not in hints:
             raise ValueError(f"{describe_json(name)} is unknown")
-    hints = get_type_hints(kind)
     return kind(
         **{
             name: _read_value(hints[name], value, name, strict)
             for name, value in content.items()
-            if name in known
+            if name in hints
         }
     )
+
+
+@cache
+def _fields_of(kind: type) -> tuple[dict[str, object], list[str]]:
+    """Give the types of a dataclass's fields, and the names of those without a default, sorted."""
+    hints = get_type_hints(kind)
+    known = [field for field in fields(kind) if field.init]
+    needed = (f for f in known if f.default is MISSING and f.default_factory is MISSING)
+    return {field.name: hints[field.name] for field in known}, sorted(f.name for f in needed)
 
 
 def _read_value(hint: object, content: object, name: str, strict: bool) -> object:

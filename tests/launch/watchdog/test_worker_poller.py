@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def test_steps_and_ages(tmp_path: Path, clock: Clock) -> None:
     (state,) = watch.poll()
     assert (state.step_age_s, state.age_s) == (2.0, 0.0)
     assert (state.reading.collectives, state.reading.collective) == (1, "gradients")
-    assert read_dataclass(WorkerState, json.loads(json.dumps(asdict(state)))) == state
+    assert read_dataclass(WorkerState, json.loads(json.dumps(asdict(state))), strict=True) == state
 
 
 def test_compiling_is_not_counted_to_a_step(tmp_path: Path, clock: Clock) -> None:
@@ -95,3 +95,17 @@ def test_processes_that_are_stopped_or_gone(
     sleeper.kill()
     sleeper.wait()
     assert watch.poll()[0].process == "gone"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"rank": "x"}, {"process": "asleep"}, {"unknown": 1}, {"reading": None}]
+)
+def test_what_isnt_a_state_is_refused(
+    tmp_path: Path, clock: Clock, changed: Mapping[str, object]
+) -> None:
+    path = tmp_path / "note"
+    StepNote().share(path)
+    (state,) = WorkerPoller({0: path}, {0: os.getpid()}).poll()
+    content = json.loads(json.dumps(asdict(state))) | changed
+    with pytest.raises(ValueError, match=next(iter(changed))):
+        read_dataclass(WorkerState, content, strict=True)

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -62,14 +62,16 @@ def forget_failures(log_dir: Path) -> None:
         stale.unlink(missing_ok=True)
 
 
-def set_aside(log_dir: Path, prefix: str) -> None:
-    """Rename the records, so that they don't speak for what is started next.
+def set_aside(log_dir: Path, prefix: str, ranks: Iterable[int] | None = None) -> None:
+    """Rename records, so that they don't speak for what is started next.
 
     Args:
         log_dir: Where they are.
         prefix: Of their new names, such as `attempt-0`.
+        ranks: Whose; all by default.
     """
-    for path in log_dir.glob(_RECORDS):
+    every = log_dir.glob(_RECORDS)
+    for path in every if ranks is None else [failure_path(log_dir, rank) for rank in ranks]:
         with suppress(FileNotFoundError):  # another node may do the same
             path.rename(path.with_name(f"{prefix}-{path.name}"))
 

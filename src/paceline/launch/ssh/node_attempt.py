@@ -200,7 +200,7 @@ def _run(
             if leads:
                 stack.enter_context(_owned(run))
                 run.remove_summary()
-            set_aside(run.logs, f"before-{spec['attempt']}")
+            set_aside(run.logs, f"before-{spec['attempt']}", ranks)  # others write theirs
             _write_files(run.path, go.get("files"))
             stack.enter_context(ArtifactTransfer(run, ranks, leads=leads).running())
         # The attempt itself, as on one machine.

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.distributed.node_rows import NodeRows
 from paceline.launch.errors.failures import WorkerFailure, is_lost_peer
 from paceline.options.figures import plural
 from paceline.verify.events import Ended, Event, Stepped
@@ -54,6 +55,8 @@ def locations_recorded(
     with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
         for name in _CALLS:
             patches.hook(dist, name, partial(_call, file, f"{name}()", met))
+        # A session's small exchanges on one node have no call of torch's.
+        patches.hook(NodeRows, "gather", partial(_call, file, "an exchange of the session's", met))
         patches.hook(Tensor, "backward", partial(_call, file, "a backward pass", _nothing))
         name = "the making of DistributedDataParallel"
         patches.hook(DistributedDataParallel, "__init__", partial(_call, file, name, met))

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.node_memory import NodeMemory, connect_node
-from paceline.errors import JobError
 
 _MOST_BYTES = 1 << 14
 """Of a row; a longer one takes the backend's way."""
@@ -65,7 +64,8 @@ class NodeRows:
         """Collect a row from each worker; see `Group.gather_rows`.
 
         Raises:
-            JobError: Another worker is in another collective.
+            RuntimeError: Another worker is in another collective; the launcher says which one each
+                is in (`launch/errors/mismatch.py`).
             InfrastructureError: A worker has ended, or doesn't come.
         """
         size = row.nbytes
@@ -83,7 +83,7 @@ class NodeRows:
             size: Bytes of what it is about; the same on every worker.
 
         Raises:
-            JobError, InfrastructureError: As `gather`.
+            RuntimeError, InfrastructureError: As `gather`.
         """
         self._meet(1 + _COLLECTIVES.index(collective), size)
 
@@ -102,7 +102,7 @@ class NodeRows:
             ahead[rank] -= 1
         if any(not torch.equal(header[turn], own) for header in self._headers):
             listed = [_described(*header[turn].tolist()) for header in self._headers]
-            raise JobError(
+            raise RuntimeError(
                 "mismatch between collectives: "
                 + ", ".join(
                     f"rank {rank} is in {what}"

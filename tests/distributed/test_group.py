@@ -1,5 +1,6 @@
 import socket
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from paceline.distributed.environment import current_placement
 from paceline.distributed.group import Group, joined
 from paceline.distributed.options import DistOptions
 from paceline.distributed.placement import Placement
-from paceline.errors import JobError
+from paceline.errors import InterruptedTraining, JobError
 from tests.support.agent import AgentStore
 from tests.support.ranks import run_ranks
 
@@ -98,6 +99,32 @@ def test_a_group_is_left_after_an_error_too() -> None:
         return True
 
     assert run_ranks(1, body) == [True]
+
+
+@pytest.mark.parametrize(
+    ("ends_by", "is_left"), [(ValueError, False), (InterruptedTraining, True), (None, True)]
+)
+def test_gpus_leave_their_group_only_where_all_workers_do(
+    ends_by: type[Exception] | None, is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaving NCCL's waits for collectives that the others may never enter."""
+    store = AgentStore()
+
+    def body(outer: Group) -> bool:
+        store.become_worker(outer)
+        monkeypatch.setattr(group_module, "is_accelerator", lambda _: True)
+        with (
+            suppress(ValueError, InterruptedTraining),
+            joined(current_placement(), CPU, "gloo", 60.0),
+        ):
+            if ends_by is not None:
+                raise ends_by
+        left = not dist.is_initialized()
+        if not left:
+            dist.destroy_process_group()
+        return left
+
+    assert run_ranks(2, body) == [is_left] * 2
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

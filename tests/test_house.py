@@ -135,6 +135,27 @@ def test_reading_the_environment_is_found(source: str) -> None:
     assert any(reads_environment(node) for node in ast.walk(ast.parse(source)))
 
 
+def compares_device(node: ast.AST) -> bool:
+    """Tell whether it asks for one kind of device by its name."""
+    return isinstance(node, ast.Compare) and any(
+        isinstance(part, ast.Attribute) and dotted(part).endswith("device.type")
+        for part in (node.left, *node.comparators)
+    )
+
+
+@pytest.mark.slow
+def test_what_a_kind_of_device_can_is_known_in_one_place() -> None:
+    """`distributed/device.py` has what PyTorch has for each: CUDA, ROCm, XPU and MPS are alike."""
+    judged = [p for p in SOURCES if not name_of(p).startswith("src/paceline/distributed/")]
+    found = [(path, node) for path in judged for node in nodes_of(path) if compares_device(node)]
+    assert [f"{name_of(path)}:{getattr(node, 'lineno', 0)}" for path, node in found] == []
+
+
+@pytest.mark.parametrize("source", ["device.type == 'cuda'", "if self._device.type != 'cpu': pass"])
+def test_comparing_devices_is_found(source: str) -> None:
+    assert any(compares_device(node) for node in ast.walk(ast.parse(source)))
+
+
 def functions_of(path: Path) -> Iterator[tuple[str, int]]:
     """Give every function's name and its lines of code: no docstring, comments or blank lines."""
     source = path.read_text()

@@ -21,7 +21,7 @@ from paceline.checkpoint.flatten import restore_optimizer
 from paceline.checkpoint.state_encoding import encode
 from paceline.data.batch import map_tensors
 from paceline.data.fingerprint import find_held
-from paceline.distributed.device import is_accelerator
+from paceline.distributed.device import features, is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
@@ -360,7 +360,7 @@ def place_model(
     _refuse_uninitialised(module)
     if group.world_size > 1:
         _refuse_renormalising(module)
-    if group.device.type == "cuda" and refuses_nondeterministic():
+    if features(group.device).has_nondeterministic and refuses_nondeterministic():
         refuse_nondeterministic(module)
     module.to(group.device)
     if channels_last:

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_modules
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from paceline.distributed.device import default_generator, free_bytes
+from paceline.distributed.device import default_generator, features, free_bytes
 from paceline.distributed.group import Group
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica import Forward
@@ -82,7 +82,7 @@ class GraphSwitch:
 
 def why_no_graphs(options: ComputeOptions, shards: int | None, group: Group) -> str | None:
     """Say what rules graphs out before there is a model; None where nothing does. Pure."""
-    if group.device.type != "cuda":
+    if not features(group.device).has_graphs:
         return f"only GPUs of NVIDIA have CUDA graphs, and this is {group.device.type}"
     if shards is not None:
         return "with --shards each shard has buffers of its own, and a graph has one set"
@@ -102,7 +102,7 @@ def graph_switch_of(
         UsageError: They are asked for, and can't be.
     """
     asked = options.cuda_graphs
-    if asked == "off" or (asked == "auto" and group.device.type != "cuda"):
+    if asked == "off" or (asked == "auto" and not features(group.device).has_graphs):
         return None
     return GraphSwitch(asked, why_no_graphs(options, shards, group))
 

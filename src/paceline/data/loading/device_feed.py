@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batch import map_tensors, move_whole
-from paceline.distributed.device import can_pin, use_device
+from paceline.distributed.device import can_pin, is_accelerator, use_device
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -89,7 +89,7 @@ class DeviceFeed:
         return ", copied while the GPU computes" if self.is_beside else ""
 
     def _whole(self, content: object) -> object:
-        return content if self._device.type == "cpu" else move_whole(content, self._device)
+        return move_whole(content, self._device) if is_accelerator(self._device) else content
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=self.is_beside)

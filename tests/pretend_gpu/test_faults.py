@@ -136,3 +136,13 @@ def test_a_collective_that_never_ends_costs_one_restart(
     if kind == "hang":
         assert "in device wait" in done.stderr
         assert "All wait for their GPUs: a kernel or a collective on them" in done.stderr
+
+
+def test_a_collective_that_never_ends_ends_the_training_where_no_restart_is_allowed(
+    gpus: Host, tmp_path: Path
+) -> None:
+    options = ("--max-restarts", "0", "--hang-after-s", "5")
+    done = train(gpus, tmp_path, *options, PRETEND_GPU_FAULT="hang:device=1:at=50")
+    assert done.returncode == 70, done.stdout + done.stderr
+    assert names(done.stderr, "01"), done.stderr
+    assert "in device wait" in done.stderr

@@ -177,7 +177,7 @@ def _cuda_device(index: int, gpus: int) -> torch.device:
             "this worker is forked from a process that has asked CUDA something already "
             "(torch.cuda.is_available() is enough), and CUDA can't be used in it any more. Restart "
             "that process, and ask torch.cuda.device_count() instead; or set "
-            "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported"
+            "PYTORCH_NVML_BASED_CUDA_CHECK=1 before the first question"
         ) from error
     except torch.cuda.DeferredCudaCallError as error:
         # torch 2.11 takes the driver's library's count, and asks each GPU for its properties.

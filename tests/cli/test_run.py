@@ -63,7 +63,7 @@ def test_a_killed_worker_is_started_again(paceline: Paceline, tmp_path: Path) ->
     assert (tmp_path / "happened").exists()
     one, two = summary(tmp_path / "whole"), summary(tmp_path / "killed")
     assert one["weights_sha256"] == two["weights_sha256"]
-    assert two["restarts"] == 1
+    assert two["restarts"] == 1, done.err
 
 
 _COMPILED = """
@@ -103,7 +103,7 @@ def test_a_restart_compiles_nothing_again_and_has_the_same_bits(
     assert killed.code == 0, killed.err
     whole = paceline.run("run", "own.py", "--workers", "1", "--run-dir", "whole", env=cache)
     one, two = summary(tmp_path / "whole"), summary(tmp_path / "killed")
-    assert two["restarts"] == 1
+    assert two["restarts"] == 1, killed.err
     assert one["weights_sha256"] == two["weights_sha256"]
     for done in (killed, whole):
         compiled, found = re.findall(r"compiled (\d+) found (\d+)", done.out)[-1]

@@ -1,6 +1,7 @@
 """Partial sums of several workers become the sum that one process computes, bit by bit."""
 
 import gc
+import multiprocessing
 import time
 from collections.abc import Sequence
 
@@ -98,15 +99,18 @@ def test_a_step_without_buffers_is_complete() -> None:
 @pytest.mark.ranks
 def test_workers_that_leave_within_a_step_dont_wait_for_each_other() -> None:
     """One is in a second stage that the other hasn't begun, and that in a first one likewise."""
+    is_there = multiprocessing.get_context("fork").Event()
 
     def body(group: Group) -> float:
         exchange = Exchange(group, 2, connect_leaders(group, [range(1), range(1, 2)]))
         held = [start(group, exchange, 2, 1)]
         if group.rank == 0:
             held.append(start(group, exchange, 2, 5))
+            assert is_there.wait(LIMIT_S)  # or the other's first stage would lose its peer
         else:
             while not exchange._second:
                 exchange.poll()
+            is_there.set()
         since = time.monotonic()
         exchange.release()
         return time.monotonic() - since

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import final
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _SYNC_OPERATORS = frozenset(("aten._local_scalar_dense", "aten.is_nonzero", "aten.nonzero"))
@@ -143,3 +144,9 @@ def _module(file: str) -> str:
     parts = path.with_suffix("").parts
     start = parts.index("site-packages") + 1 if "site-packages" in parts else -1
     return ".".join(parts[start:])
+
+
+def collectives_so_far() -> int:
+    """Read the process group's own count of collectives."""
+    number: int = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+    return number

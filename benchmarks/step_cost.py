@@ -26,7 +26,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not dec
 
 from benchmarks import arena
 from benchmarks.arena import SEED, EnoughError, mnist_training, output_to
-from benchmarks.counting import Counts, count_opcodes, count_operators
+from benchmarks.counting import Counts, collectives_so_far, count_opcodes, count_operators
 from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.loops import Workers, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped
@@ -146,12 +146,6 @@ def collectives_a_step(take: Take) -> int:
         take(number)
         taken.append(collectives_so_far() - before)
     return -(-(taken[1] - taken[0]) // (LONG - SHORT))
-
-
-def collectives_so_far() -> int:
-    """Read the process group's own count of collectives."""
-    number: int = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
-    return number
 
 
 def count_collectives(directory: Path) -> tuple[int, int, int]:

@@ -126,12 +126,6 @@ def _wait_for_all(store: FileStore, world_size: int) -> None:
     store.wait(["all are done"], timedelta(seconds=patient(LIMIT_S)))
 
 
-def collectives_so_far() -> int:
-    """Read the process group's own count of collectives."""
-    number: int = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
-    return number
-
-
 def mapped_files() -> set[str]:
     """Name the files in /dev/shm that are this process's memory."""
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -31,7 +31,6 @@ from paceline.errors import InfrastructureError
 _CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user and group."""
 _RANK = struct.Struct("i")
-_DESCRIPTOR_NUMBER = struct.Struct("i")
 _CONNECT_S = 30.0
 _READ_BYTES = 4096
 _RETRY_S = 0.001
@@ -229,8 +228,6 @@ class NodeMemory:
         """By rank: of memory that came before it was asked for, maybe of several calls."""
         self._ended: set[int] = set()
         """Ranks whose sockets are closed."""
-        self._room = socket.CMSG_SPACE(_DESCRIPTOR_NUMBER.size)
-        """Bytes for one descriptor that comes with a message."""
         self._poll = select.poll()
         self._rank_of: dict[int, int] = {}
         for other, peer in peers.items():
@@ -321,11 +318,10 @@ class NodeMemory:
         for number, _ in self._poll.poll(1000 * timeout_s):
             rank = self._rank_of[number]
             try:
-                content, beside, _, _ = self._peers[rank].recvmsg(_READ_BYTES, self._room)
+                content, descriptors, _, _ = socket.recv_fds(self._peers[rank], _READ_BYTES, 1)
             except ConnectionError:
-                content, beside = b"", []
-            for _, _, descriptor in beside:
-                self._descriptors[rank].extend(_DESCRIPTOR_NUMBER.unpack(descriptor))
+                content, descriptors = b"", []
+            self._descriptors[rank].extend(descriptors)
             if not content:  # it may have sent before all that it had to send
                 self._ended.add(rank)
                 self._poll.unregister(self._peers[rank])

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, repeat
-from operator import attrgetter, is_, is_not
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Generic, TypeVar, final
 
 import torch
@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.ordered.reduction_tree import TreeSum
 
 K = TypeVar("K")
-_GRADIENT = attrgetter("grad")
+_GRADIENT, _IS_TRAINED = attrgetter("grad"), attrgetter("requires_grad")
 
 ALIGNMENT = 16
 """Elements to which a worker's slice is rounded up: 64 bytes of fp32."""
@@ -344,11 +344,9 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor] | None:
     return None if any(map(is_, gradients, repeat(None))) else gradients
 
 
-def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Make `.grad` None where it isn't."""
-    every = list(parameters)
-    for parameter in compress(every, map(is_not, map(_GRADIENT, every), repeat(None))):
-        parameter.grad = None
+def are_trained(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:
+    """Say which of these are trained now."""
+    return tuple(map(_IS_TRAINED, parameters))
 
 
 def gradient_is_gone(name: str) -> UsageError:

@@ -7,7 +7,6 @@ goes through DistributedDataParallel.
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Protocol, final
 
 import torch
@@ -18,7 +17,7 @@ from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
-from paceline.gradient_sync.buckets import Arrivals, gradient_is_gone, gradients_of
+from paceline.gradient_sync.buckets import Arrivals, are_trained, gradient_is_gone, gradients_of
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -236,8 +235,10 @@ class Replica:
                 parameters[name].grad = average
         else:
             self._recall()
-            grads = {name: p.grad for name, p in self.parameters.items() if name not in without}
-            averager.average_({n: grad for n, grad in grads.items() if grad is not None})
+            named = self.parameters.items()
+            averager.average_(
+                {n: p.grad for n, p in named if n not in without and p.grad is not None}
+            )
         # Buckets may leave during backward passes once one has given every parameter a gradient.
         is_first = not self._has_looked_at_a_pass and not self._partly
         if is_first and isinstance(averager, BucketAverager):
@@ -359,18 +360,18 @@ class Replica:
 
     def _take_parameters(self) -> None:
         self.parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self._trained = list(map(_IS_TRAINED, self._every))
+        self._trained = are_trained(self._every)
         self._parallel, self._partly, self.used = None, False, False
         self._settled = False
         self._watch()
 
     def _is_frozen(self) -> bool:
         """Tell whether nothing is trained now; notice what the script has frozen or thawed."""
-        trained = list(map(_IS_TRAINED, self._every))
+        now = are_trained(self._every)
         # The usual case: nothing was frozen or thawed since the last step.
-        if trained == self._trained:
+        if now == self._trained:
             return not self.parameters
-        if not any(trained):
+        if not any(now):
             return True  # for a while: the discriminator in the generator's step
         self._take_parameters()
         return False
@@ -474,9 +475,6 @@ class _PlainState:
         if not isinstance(state, dict):
             return state  # the class has a way of its own
         return {name: value for name, value in state.items() if name not in _OURS}
-
-
-_IS_TRAINED = attrgetter("requires_grad")
 
 
 def _parallel(body: _Body, device: torch.device, *, partly: bool) -> DistributedDataParallel:

@@ -18,8 +18,8 @@ from paceline.gradient_sync.buckets import (
     Bucket,
     Flat,
     Layout,
+    are_trained,
     bucket_bytes,
-    drop_gradients,
     gradient_is_gone,
     gradients_of,
     lay_out,
@@ -31,7 +31,7 @@ from paceline.gradient_sync.ordered.reduction_tree import Node
 
 _KEPT = 2
 """Layouts whose buffers are kept: two models that are trained by turns have one each."""
-_IS_TRAINED, _LAYOUT = attrgetter("requires_grad"), attrgetter("layout")
+_LAYOUT = attrgetter("layout")
 _NOBODY = -1
 """Instead of a shard: none of this worker's shards had a sample."""
 _FIX = (
@@ -103,11 +103,12 @@ class OrderedSum:
         if len(given) != len(self._every) or not all(map(is_, given, self._every)):
             self._forget()
             self._every = given
-        trained = tuple(map(_IS_TRAINED, self._every))
-        if trained != self._trained or self._layout is None:
-            self._take(trained, parameters)
+        now = are_trained(self._every)
+        if now != self._trained or self._layout is None:
+            self._take(now, parameters)
         # All gradients and buffers of the last step are free again.
-        drop_gradients(self._every)
+        for parameter in self._every:
+            parameter.grad = None
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.begin()
@@ -132,7 +133,8 @@ class OrderedSum:
         self._check_nothing_came()
         # Further backward passes of the same shard (micro-batches) add to what is there.
         if not self._is_open:
-            drop_gradients(self._parameters)
+            for parameter in self._parameters:
+                parameter.grad = None
         self._is_open, self._is_packing = True, last
         self._arrivals.clear()
         self._arrived.clear()

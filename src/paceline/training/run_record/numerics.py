@@ -146,7 +146,7 @@ class NumericsRecord:
         self._device = device
         self._report = report
         self._allow_different = allow_different
-        self._switches, self._seen = _switches(), _switch_values()
+        self._switches = _switch_values()
 
     def describe(self) -> dict[str, str | int]:
         """Say what the bits depend on now."""
@@ -155,7 +155,8 @@ class NumericsRecord:
     def changed(self) -> list[str]:
         """List which switches have been changed in this process since this was made."""
         # Asked in every step; almost always nothing has.
-        return [] if _switch_values() == self._seen else differences(self._switches, _switches())
+        before, now = self._switches, _switch_values()
+        return [] if now == before else differences(_named(before), _named(now))
 
     def compare(self, saved: object) -> None:
         """Compare with what a snapshot says. Local to the worker.
@@ -250,8 +251,11 @@ def _switch_values() -> tuple[int, bool, bool, bool]:
 
 
 def _switches() -> dict[str, str | int]:
-    """Name what a script might change in between."""
-    threads, *switches = _switch_values()
+    return _named(_switch_values())
+
+
+def _named(values: tuple[int, bool, bool, bool]) -> dict[str, str | int]:
+    threads, *switches = values
     names = ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")
     return {"threads": threads, **dict(zip(names, map(_yes, switches), strict=True))}
 

@@ -1,6 +1,6 @@
 """What leaves during the backward pass is what would have left after it, bit by bit."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import pytest
@@ -51,12 +51,12 @@ def test_buckets_leave_during_the_backward_pass_with_the_same_bits(twice: bool) 
         when: list[list[str]] = []
         start, running = averager.start, False
 
-        def noted(bucket: dict[str, Tensor]) -> None:
+        def noted(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
             when[-1].append("during" if running else "after")
-            start(bucket)
+            start(names, gradients)
 
         # A spy: it notes when the real one is called.
-        averager.start = noted  # type: ignore[method-assign, assignment]
+        averager.start = noted  # type: ignore[method-assign]
         replica = Replica(model, group)
         replica.defer_to(averager)
         for step in range(4):
@@ -160,6 +160,15 @@ def zeroed(model: nn.Module, seed: int) -> None:
         model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
 
 
+def zeroed_by_other_tensors(model: nn.Module, seed: int) -> None:
+    """As `zeroed`; the gradients are new tensors of the same memory."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.detach().zero_()
+    for number in range(1 + (seed >= 20)):
+        model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
+
+
 def zeroed_in_part(model: nn.Module, seed: int) -> None:
     """Those gradients that come first are added to the memory of the step before."""
     last = list(model.children())[-1]
@@ -179,7 +188,7 @@ def autocasted(model: nn.Module, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "passes",
-    [with_shared_memory, twice, zeroed, zeroed_in_part, autocasted],
+    [with_shared_memory, twice, zeroed, zeroed_by_other_tensors, zeroed_in_part, autocasted],
     ids=lambda passes: passes.__name__,
 )
 @pytest.mark.parametrize("make", [in_memory, approximately], ids=lambda make: make.__name__)
@@ -364,7 +373,7 @@ def test_what_was_abandoned_keeps_the_error_of_what_is_approximated_no_more() ->
         two.begin("wide", torch.zeros(24, 40)).error.fill_(3.0)
         averager.low_rank = two.low_rank
         own = {"wide": torch.ones(24, 40)}
-        averager.start(own)
+        averager.start(["wide"], [own["wide"]])
         averager.finish(keep=False)
         averager.average_(own)
         averager.average_(own)

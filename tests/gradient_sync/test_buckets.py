@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paceline.gradient_sync.buckets import ALIGNMENT, Bucket, bucket_bytes, cut, lay_out, rounded_up
+from paceline.gradient_sync.buckets import (
+    ALIGNMENT,
+    Arrivals,
+    Bucket,
+    bucket_bytes,
+    cut,
+    lay_out,
+    rounded_up,
+)
 
 SIZES = st.lists(st.integers(1, 70), min_size=1, max_size=8)
 
@@ -42,6 +50,31 @@ def test_gradients_come_back_as_they_were_packed_and_none_is_zero() -> None:
     assert flat.views[0].tolist() == [7.0] * 5
     assert flat.views[1].tolist() == [0.0] * 40
     assert first.grad is None
+
+
+def test_passes_that_begin_alike_are_told_apart() -> None:
+    named = dict(zip("abc", parameters([1, 1, 1]), strict=True))
+    arrivals = Arrivals(named)
+
+    def came(names: str) -> tuple[str, ...]:
+        for name in names:
+            (2 * named[name]).backward()
+        return arrivals.take()
+
+    for names in ("abc", "abc", "ab", "acb", "ab", "c", "", "abcb", "abc"):
+        assert came(names) == tuple(names)
+    arrivals.release()
+    assert came("a") == ()
+
+
+def test_a_pass_of_the_same_parameters_is_counted_as_before() -> None:
+    layout = lay_out(parameters([4, 4, 300, 4]), [2, 1, 0], most=64, slices=1, shards=2)
+    first, second = layout.buckets
+    for _ in range(2):
+        assert layout.count((2, 1)) == [(first, 1), (second, 1)]
+        assert layout.count((0, 3, 1)) == [(second, 2)]  # the last one gets no gradient
+    for place in range(300):
+        assert layout.count((0,) * place) == [(second, place)][: place or 0]
 
 
 def test_buffers_are_lent_in_the_same_order_in_every_step() -> None:

@@ -130,6 +130,33 @@ def test_a_first_step_that_overflows_leaves_fused_momentum_at_zero() -> None:
     assert_weights(weights[1], weights[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_weighted_loss_has_the_gradient_of_its_product(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    model = net().to(dtype)
+    step = make_optimizer_step([sgd(model)])
+    inputs, targets = points(seed=1)
+    found = []
+    for product in (True, False):
+        model.zero_grad()
+        loss = F.cross_entropy(model(inputs.to(dtype)), targets).reshape(shape)
+        if product:
+            (loss * (11 / 3)).backward()
+        else:
+            step.run_backward(loss, 11 / 3, completes=True)
+        found.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_weighted_loss_of_several_numbers_is_refused_as_by_pytorch() -> None:
+    model = net()
+    step = make_optimizer_step([sgd(model)])
+    with pytest.raises(RuntimeError, match="only for scalar outputs"):
+        step.run_backward(model(points(seed=1)[0]), 0.5, completes=True)
+
+
 def test_once_unscaled_gradients_take_no_more() -> None:
     model = net()
     optimizer = sgd(model)

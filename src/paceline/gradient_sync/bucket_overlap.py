@@ -1,6 +1,7 @@
 """Sends buckets of gradients during the backward pass, in the same order on all workers."""
 
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -26,11 +27,12 @@ class BucketAverager(Protocol):
     def open_stream(self, device: torch.device) -> None:
         """Make it possible to `start` and `poll` while a backward pass runs. Collective."""
 
-    def start(self, gradients: Mapping[str, Tensor]) -> None:
+    def start(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Start to average one bucket. Collective, but doesn't block.
 
         Args:
-            gradients: All of one of `buckets`, in its order.
+            names: One of `buckets`.
+            gradients: All of it, in its order.
         """
 
     def poll(self) -> None:
@@ -66,8 +68,8 @@ class BucketOverlap:
         self._parameters_of = [[parameters[name] for name in names] for names in self._buckets]
         self._arrived: set[str] = set()
         self._left = 0
-        self._places: set[int] = set()
-        """Addresses of the last averages that are in a place of their own."""
+        self._averages: Mapping[str, Tensor] = {}
+        """The last ones that are in a place of their own."""
         self._waits = False
         """Whether nothing more leaves before `finish`."""
 
@@ -112,10 +114,10 @@ class BucketOverlap:
             gradients = self._gradients()
             # Set to zero, not to None, the last average is what the next gradients are added to:
             # what has left would take the place of those that are still to come.
-            if self._places.isdisjoint(map(Tensor.data_ptr, gradients.values())):
-                self._start(gradients)
-            else:
+            if self._are_averages(gradients):
                 self._waits = True
+            else:
+                self._start(gradients)
         self._averager.poll()
 
     def finish(self) -> Mapping[str, Tensor]:
@@ -127,7 +129,7 @@ class BucketOverlap:
         while self._left < len(self._buckets):
             self._start(self._gradients())
         averages = self._averager.finish()
-        self._places = set(map(Tensor.data_ptr, averages.values()))
+        self._averages = averages
         self._forget()
         return averages
 
@@ -136,17 +138,26 @@ class BucketOverlap:
         self._averager.finish(keep=False)
         self._forget()
 
-    def _gradients(self) -> dict[str, Tensor]:
+    def _gradients(self) -> list[Tensor]:
         """Give those of the next bucket."""
-        names = self._buckets[self._left]
         gradients = gradients_of(self._parameters_of[self._left])
         if gradients is None:
+            names = self._buckets[self._left]
             raise gradient_is_gone(next(n for n in names if self._parameters[n].grad is None))
-        return dict(zip(names, gradients, strict=True))
+        return gradients
 
-    def _start(self, gradients: Mapping[str, Tensor]) -> None:
+    def _are_averages(self, gradients: Sequence[Tensor]) -> bool:
+        """Tell whether gradients of the next bucket are in the place of the last averages."""
+        names, average_of = self._buckets[self._left], self._averages.get
+        if any(map(is_, gradients, map(average_of, names))):
+            return True
+        # A script may have made other tensors of the same memory, then most likely of all.
+        first = average_of(names[0])
+        return first is not None and gradients[0].data_ptr() == first.data_ptr()
+
+    def _start(self, gradients: Sequence[Tensor]) -> None:
         """Start to average the next bucket."""
-        self._averager.start(gradients)
+        self._averager.start(self._buckets[self._left], gradients)
         self._left += 1
 
     def _forget(self) -> None:

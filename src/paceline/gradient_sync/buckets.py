@@ -1,6 +1,7 @@
 """Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -36,6 +37,9 @@ WITHIN_NODE = 4
 costs about 0.4 ms of a core's time with Gloo, and there is little to hide."""
 
 
+_MOST_COUNTED = 1 << 8
+"""Sequences of parameters whose counts are kept: passes repeat each other, most often."""
+
 MIN_BYTES_WITHIN_NODE = 1 << 20
 """Below this a bucket's words cost more than its additions."""
 
@@ -54,6 +58,8 @@ class Arrivals(Generic[K]):
         self._parameters = parameters
         self._key_of = {id(parameter): key for key, parameter in parameters.items()}
         self._noted: list[Tensor] = []
+        self._taken: dict[int, tuple[list[Tensor], tuple[K, ...]]] = {}
+        """By what came first: what has been taken, and its keys. Passes repeat each other."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._noted.append)
             for parameter in parameters.values()
@@ -63,10 +69,16 @@ class Arrivals(Generic[K]):
         """Whether any has got one since the last `take`."""
         return bool(self._noted)
 
-    def take(self) -> list[K]:
+    def take(self) -> tuple[K, ...]:
         """Give those that have got one since, in that order, as often as they did."""
-        keys = list(map(self._key_of.__getitem__, map(id, self._noted)))
-        self._noted.clear()
+        noted = self._noted
+        if not noted:
+            return ()
+        before, keys = self._taken.get(id(noted[0]), ((), ()))
+        if len(before) != len(noted) or not all(map(is_, before, noted)):
+            keys = tuple(map(self._key_of.__getitem__, map(id, noted)))
+            self._taken[id(noted[0])] = noted.copy(), keys
+        noted.clear()
         return keys
 
     def clear(self) -> None:
@@ -162,17 +174,21 @@ class Bucket:
         self.give(right)
         return left
 
-    def pack(self) -> Flat:
-        """Move the gradients into a buffer; a parameter without one counts as zero."""
+    def pack(self, gradients: Sequence[Tensor] | None = None) -> Flat:
+        """Move the gradients into a buffer; a parameter without one counts as zero.
+
+        Args:
+            gradients: The parameters', where it is known that each has one.
+        """
         flat = self.take()
-        gradients, views = gradients_of(self.parameters), flat.views
+        views = flat.views
         if gradients is None:
             present = [(p.grad, view) for p, view in zip(self.parameters, views, strict=True)]
             flat.content.zero_()
             gradients = [gradient for gradient, _ in present if gradient is not None]
             views = [view for gradient, view in present if gradient is not None]
         if gradients:
-            torch._foreach_copy_(views, gradients)
+            torch._foreach_copy_(views, list(gradients))
         # Taken out of `.grad`, so that autograd starts the next shard from nothing.
         for parameter in self.parameters:
             parameter.grad = None
@@ -244,6 +260,7 @@ class Layout:
     """By the place of a parameter among the trained ones."""
     without: list[int] = field(default_factory=list)
     """Places of the trained parameters that get no gradient."""
+    _counted: dict[tuple[int, ...], list[tuple[Bucket, int]]] = field(default_factory=dict)
 
     @property
     def is_freed(self) -> bool:
@@ -254,6 +271,15 @@ class Layout:
         """Forget all buffers; the gradients that the parameters have stay theirs."""
         for bucket in self.buckets:
             bucket.free()
+
+    def count(self, places: tuple[int, ...]) -> list[tuple[Bucket, int]]:
+        """Count how many of these parameters each bucket has."""
+        if places not in self._counted:
+            if len(self._counted) == _MOST_COUNTED:
+                self._counted.clear()
+            buckets = Counter(map(self.bucket_of.get, places))
+            self._counted[places] = [(b, n) for b, n in buckets.items() if b is not None]
+        return self._counted[places]
 
     def most_at_once(self, bucket: Bucket) -> int:
         """Say how many elements of a bucket travel at once."""

@@ -56,9 +56,8 @@ class NodeAverage:
     def average_(self, gradients: Mapping[str, Tensor]) -> None:
         """Replace gradients by their average over the workers. Collective, blocks."""
         for names in self.buckets(gradients):
-            present = {name: gradients[name] for name in names if name in gradients}
-            if present:
-                self.start(present)
+            if present := [name for name in names if name in gradients]:
+                self.start(present, [gradients[name] for name in present])
         averages = self.finish()
         for name, gradient in gradients.items():
             gradient.copy_(averages[name])
@@ -78,21 +77,21 @@ class NodeAverage:
         """Be ready to `start` during a backward pass: it always is."""
 
     @torch.no_grad()
-    def start(self, gradients: Mapping[str, Tensor]) -> None:
+    def start(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Start to average one bucket. Collective, but doesn't block.
 
         Args:
-            gradients: Of one of `buckets`, or some of it, in its order; they stay as they are until
-                `finish`.
+            names: One of `buckets`, or some of it, in its order.
+            gradients: Of these; they stay as they are until `finish`.
         """
-        named = self._bucket_of[next(iter(gradients))]
+        named = self._bucket_of[names[0]]
         named.bucket.begin()
         flat = named.bucket.take()
         places = flat.views
-        if len(gradients) < len(places):
+        if len(names) < len(places):
             views = dict(zip(named.names, places, strict=True))
-            places = [views[name] for name in gradients]
-        torch._foreach_copy_(places, list(gradients.values()))
+            places = [views[name] for name in names]
+        torch._foreach_copy_(places, list(gradients))
         named.bucket.tree.push(Node(0, self._rank), flat)
         self._exchange.send(named.bucket, named.layout)
         self._left.append(named)

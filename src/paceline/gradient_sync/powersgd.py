@@ -89,7 +89,7 @@ class PowerSGD:
                 all of them so everywhere, and nothing of it is remembered.
         """
         for names in self.buckets(gradients):
-            self.start({name: gradients[name] for name in names})
+            self.start(names, [gradients[name] for name in names])
         self.finish()
 
     def buckets(self, like: Mapping[str, Tensor]) -> list[list[str]]:
@@ -121,22 +121,23 @@ class PowerSGD:
             self._groups = another_group(), another_group()
 
     @torch.no_grad()
-    def start(self, gradients: Mapping[str, Tensor]) -> None:
+    def start(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Start stage 1 of one bucket. Collective, but doesn't block.
 
         Args:
-            gradients: Of one of `buckets`. They stay as they are until `finish`: their memory may
-                be that of others, which a backward pass still needs.
+            names: One of `buckets`.
+            gradients: Of these. They stay as they are until `finish`: their memory may be that of
+                others, which a backward pass still needs.
         """
         # The first bucket of a step: the loss scale may have changed since the last one.
         if not self._first and not self._second:
             self._rescale()
-        self._kinds |= {gradient.device.type for gradient in gradients.values()}
+        self._kinds |= {gradient.device.type for gradient in gradients}
         with self._side_stream():
             # Large matrices are projected; the rest joins whole, with any error of its time as a
             # matrix.
             bucket = Bucket(workers=self._workers)
-            for name, gradient in gradients.items():
+            for name, gradient in zip(names, gradients, strict=True):
                 if self._columns(gradient) > 0:
                     bucket.take(gradient, self.begin(name, gradient))
                 else:

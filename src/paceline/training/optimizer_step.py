@@ -121,14 +121,17 @@ class OptimizerStep(StepHook):
         self.has_gradients = True
         for before_backward in self.backward_hooks:
             before_backward(loss, weight)
-        weighted = loss if weight == 1.0 else loss * weight
+        weighted, gradient = loss, None
         if self.scaler is not None:
-            weighted = self._scaled(weighted, self.scaler)
+            weighted = self._scaled(loss if weight == 1.0 else loss * weight, self.scaler)
+        elif weight != 1.0:
+            # That of weight * loss, bit by bit. PyTorch refuses what isn't a scalar.
+            gradient = torch.full_like(loss, weight) if loss.numel() == 1 else None
         if completes:
             self.step_profiler.begin(loss)
         elif self.step_profiler.is_sampling:
             self.step_profiler.mark("backward")
-        weighted.backward()
+        weighted.backward(gradient)
         if not completes and self.step_profiler.is_sampling:
             self.step_profiler.mark("piece")
 

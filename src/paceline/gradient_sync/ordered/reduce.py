@@ -1,6 +1,5 @@
 """Sums gradients of fixed shards in an order that doesn't depend on the number of workers."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_
 from typing import final
@@ -288,18 +287,17 @@ class OrderedSum:
         self._arrived.update(dict.fromkeys(places))
         if len(self._arrived) < before + len(places):
             raise _twice()
-        self._check_gradients(places)
+        if self._layout is None:
+            self._checked_gradients(places)
+            return
         # A bucket is packed with its last gradient, and leaves if this is the last shard.
-        if self._layout is not None:
-            for bucket, number in Counter(map(self._layout.bucket_of.get, places)).items():
-                if bucket is not None:
-                    bucket.missing -= number
-                    if bucket.missing == 0:
-                        self._check_gradients(bucket.places)
-                        self._pack(bucket)
+        for bucket, number in self._layout.count(places):
+            bucket.missing -= number
+            if bucket.missing == 0:
+                self._pack(bucket, self._checked_gradients(bucket.places))
 
-    def _check_gradients(self, places: Sequence[int]) -> None:
-        """Refuse gradients that are gone, or sparse."""
+    def _checked_gradients(self, places: Sequence[int]) -> Sequence[Tensor]:
+        """Give gradients that have come; refuse those that are gone, or sparse."""
         gradients = gradients_of(map(self._parameters.__getitem__, places))
         if gradients is None:
             gone = next(place for place in places if self._parameters[place].grad is None)
@@ -314,9 +312,10 @@ class OrderedSum:
                 f"{self._names[sparse]} has a sparse gradient, which --shards can't sum: make "
                 "the layer with sparse=False"
             )
+        return gradients
 
-    def _pack(self, bucket: Bucket) -> None:
-        self._push(bucket, self._next, bucket.pack())
+    def _pack(self, bucket: Bucket, gradients: Sequence[Tensor] | None = None) -> None:
+        self._push(bucket, self._next, bucket.pack(gradients))
 
     def _push_zeros(self, layout: Layout, shard: int) -> None:
         for bucket in layout.buckets:

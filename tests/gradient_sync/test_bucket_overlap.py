@@ -169,15 +169,20 @@ def zeroed_by_other_tensors(model: nn.Module, seed: int) -> None:
         model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
 
 
-def zeroed_in_part(model: nn.Module, seed: int) -> None:
+def zeroed_in_part(model: nn.Module, seed: int, layer: int = -1) -> None:
     """Those gradients that come first are added to the memory of the step before."""
-    last = list(model.children())[-1]
-    kept = [parameter.grad for parameter in last.parameters()]
+    some = list(model.children())[layer]
+    kept = [parameter.grad for parameter in some.parameters()]
     model.zero_grad()
-    for parameter, gradient in zip(last.parameters(), kept, strict=True):
+    for parameter, gradient in zip(some.parameters(), kept, strict=True):
         parameter.grad = None if gradient is None else gradient.zero_()
     for number in range(1 + (seed >= 20)):
         model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
+
+
+def zeroed_at_the_end(model: nn.Module, seed: int) -> None:
+    """The same of those that come last."""
+    zeroed_in_part(model, seed, 0)
 
 
 def autocasted(model: nn.Module, seed: int) -> None:
@@ -188,7 +193,15 @@ def autocasted(model: nn.Module, seed: int) -> None:
 
 @pytest.mark.parametrize(
     "passes",
-    [with_shared_memory, twice, zeroed, zeroed_by_other_tensors, zeroed_in_part, autocasted],
+    [
+        with_shared_memory,
+        twice,
+        zeroed,
+        zeroed_by_other_tensors,
+        zeroed_in_part,
+        zeroed_at_the_end,
+        autocasted,
+    ],
     ids=lambda passes: passes.__name__,
 )
 @pytest.mark.parametrize("make", [in_memory, approximately], ids=lambda make: make.__name__)

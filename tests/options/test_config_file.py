@@ -8,6 +8,7 @@ from paceline.errors import UsageError
 from paceline.options.command_line import GivenOptions, read_options
 from paceline.options.config_file import CONFIG, as_toml
 from paceline.options.fields import OptionField, OptionValue
+from paceline.training.config import TrainConfig
 
 
 def _option(name: str, annotation: object, default: OptionValue, *aliases: str) -> OptionField:
@@ -79,6 +80,22 @@ def test_the_command_line_counts_before_the_environment_before_the_file(
     assert found.sources["base_batch"] == "job.toml:3"
 
 
+def test_where_a_refused_option_stands_is_said_unless_it_was_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PACELINE_BASE_BATCH", "0")
+    found = _read("\nepochs = -3\n", "--lr", "-1")
+    for name, place in (("epochs", "job.toml:2: --"), ("base_batch", "PACELINE_BASE_BATCH: --")):
+        with pytest.raises(UsageError, match=f"^{place}{name.replace('_', '-')} "), found.placed():
+            TrainConfig.from_settings({name: found.values[name]})
+    with pytest.raises(UsageError, match=r"^--lr is -1"), found.placed():
+        TrainConfig.from_settings({"lr": found.values["lr"]})
+
+
+def test_a_time_without_its_unit_is_read_as_on_a_command_line() -> None:
+    assert _read("time-budget = 90\n").values["time_budget"] == "90"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,7 +104,8 @@ def test_the_command_line_counts_before_the_environment_before_the_file(
         ("epochs = '3'", r"^job.toml:1: epochs is text \('3'\); it should be a whole number$"),
         ("compile = 1", r"^job.toml:1: compile is 1; it should be true or false$"),
         ("lr = true", r"^job.toml:1: lr is true; it should be a number$"),
-        ("time-budget = 90", r"^job.toml:1: time-budget is 90; it should be text$"),
+        ("time-budget = true", r"^job.toml:1: time-budget is true; it should be text$"),
+        ("time-budget = [90]", r"^job.toml:1: time-budget is a list; it should be text$"),
         ("betas = [1]", r"^job.toml:1: betas is a list; it should be a list of 2 numbers$"),
         (
             "schedule = 'line'",
@@ -97,7 +115,7 @@ def test_the_command_line_counts_before_the_environment_before_the_file(
         ("\n[train]\nlr = 1", r"^job.toml:2: \[train\] is a table; settings stand alone"),
         ("config = 'a'", r"^job.toml:1: unknown setting 'config'"),
         ("lr = 1\nlr == 2", r"--config job.toml isn't TOML: .*line 2"),
-        ("lr = nan", r"--lr is nan: give a finite number"),
+        ("lr = nan", r"^job.toml:1: --lr is nan: give a finite number"),
         ("recipe = 3", r"^job.toml:1: recipe is 3, not text$"),
         ("{", r"--config job.toml can't be read: "),
         ("{}", r"it is JSON, but no run.json"),

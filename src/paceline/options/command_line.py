@@ -4,7 +4,8 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import GenericAlias, UnionType
@@ -89,6 +90,24 @@ class GivenOptions:
         """Name those that the command line has, by whichever of their names."""
         return {name for name, where in self.sources.items() if where == ON_COMMAND_LINE}
 
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """Put before an error about an option where that stands, unless on the command line.
+
+        Raises:
+            UsageError: As within the block.
+        """
+        try:
+            yield
+        except UsageError as error:
+            first = re.search(r"--[\w-]+", str(error))
+            name = first[0].lstrip("-").replace("-", "_") if first else ""
+            where = self.sources.get(name, ON_COMMAND_LINE)
+            if where == ON_COMMAND_LINE:
+                raise
+            place = _ENVIRONMENT_PREFIX + name.upper() if where == IN_ENVIRONMENT else where
+            raise UsageError(f"{place}: {error}") from error
+
     def of_file(self) -> set[str]:
         """Name those that a file says: what is typed, or in the environment, counts before them."""
         return {name for name, where in self.sources.items() if where not in _SOURCES.values()}
@@ -141,8 +160,10 @@ def read_options(
     except CycloptsError as error:
         raise UsageError(f"{_what_is_wrong(error, tokens, listed)} See {command} --help") from error
     values = {name: plain(value) for name, value in bound.arguments.items()}
-    check_values(values, {option.name for option in listed if option.is_own})
-    return GivenOptions(values, sources)
+    given = GivenOptions(values, sources)
+    with given.placed():
+        check_values(values, {option.name for option in listed if option.is_own})
+    return given
 
 
 def _joined(tokens: Sequence[str]) -> list[str]:

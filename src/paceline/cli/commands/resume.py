@@ -113,7 +113,8 @@ def main(tokens: Sequence[str]) -> int:
     output, choice, allowed = _take_own(given, copies)
     given = recipe.with_absolute_paths(given)
     settings, arguments = past.changed(given, allowed, recipe.path_arguments())
-    config = TrainConfig.from_settings(settings)
+    with parsed.placed():
+        config = TrainConfig.from_settings(settings)
     refuse_idle(config, given)
     if "epochs" in given:
         past.check_epochs(config.loop.epochs, run.newest_step())
@@ -292,7 +293,8 @@ def _resume_script(
         run_dir=str(run.path),
         command=("paceline", "resume", where, *words),
     )
-    config = TrainConfig.from_settings(settings)
+    with parsed.placed():
+        config = TrainConfig.from_settings(settings)
     sources = dict.fromkeys(settings, "run") | dict(parsed.sources)
     output.print_settings(request, sources, dry_run=choice.plans_alone(config.launch.on))
     return _resume(request, config, past, choice, parsed, allowed, (), output)

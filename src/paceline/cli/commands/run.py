@@ -73,7 +73,8 @@ def main(tokens: Sequence[str]) -> int:
     if prints:
         print_config(request)
         return ExitCode.DONE
-    config = TrainConfig.from_settings(given)
+    with parsed.placed():
+        config = TrainConfig.from_settings(given)
     plans = choice.plans_alone(config.launch.on)
     output.print_settings(request, parsed.sources, dry_run=plans)
     return begin(script, request, config, choice, given, where, output=output)

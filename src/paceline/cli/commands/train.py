@@ -72,7 +72,8 @@ def main(tokens: Sequence[str]) -> int:
     options = {n: v for n, v in given.items() if n not in own}
     output.quieten(options)
     settings = merge_layers(options, parsed.of_file(), recipe.settings)
-    config = TrainConfig.from_settings(settings)
+    with parsed.placed():
+        config = TrainConfig.from_settings(settings)
     refuse_idle(config, [name for name in options if name in settings])
     given = {n: v for n, v in given.items() if n in settings or n not in options}
     request = TrainRequest(

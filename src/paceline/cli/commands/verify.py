@@ -121,7 +121,8 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         request = _script_request(target.name, settings, target.script_args)
     else:
         request = _recipe_request(target.name, recipe, settings, parsed.of_file())
-    config = TrainConfig.from_settings(request.settings)
+    with parsed.placed():
+        config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
     options = pick(VerifyOptions, given)
     numbers = "1" if options.resume and "workers" not in given else options.workers

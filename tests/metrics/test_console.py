@@ -132,6 +132,33 @@ def test_a_column_that_comes_later_has_a_header_of_its_own() -> None:
     assert len(shown.lines(ROW, "images")) == 1  # the header stands above, from before a restart
 
 
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 70])
+def test_a_narrow_terminal_goes_without_the_least_important_columns(width: int) -> None:
+    table, row = EpochTable(), replace(ROW, val_top5_accuracy=1.0)
+    header, line = table.lines(row, "images", width)
+    assert len(header) == len(line) <= width
+    assert header.split()[0] == "epoch"
+    assert "val acc %" in header
+    assert "top-5" not in header
+    assert len(table.lines(row, "images", width)) == 1
+    header, line = table.lines(row, "images", 80)  # it was made wider
+    assert "top-5" in header
+
+
+def test_the_log_has_the_columns_that_a_narrow_terminal_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, log = Terminal(), tmp_path / "rank-0.log"
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    show(BarConsole(log))
+    assert lines_of(log.read_text()) == EXPECTED
+    for row in (ROW, replace(ROW, epoch=2)):
+        assert EpochTable(has_header=True).lines(row, "images", 60)[0] in terminal.getvalue()
+    assert EXPECTED[2] not in terminal.getvalue()
+
+
 def test_the_whole_table_fits_a_terminal_of_80_columns() -> None:
     row = EpochRow(
         epoch=1000,

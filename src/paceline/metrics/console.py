@@ -275,6 +275,7 @@ class BarConsole(Console):
         self._log = log
         self._progress: Progress | None = None
         self._table = EpochTable(has_header=has_header)
+        self._logged = EpochTable(has_header=has_header)
         self._open = ""
         """The figures of an epoch that hasn't ended."""
         self._widths = dict(_USUAL_WIDTHS)
@@ -284,11 +285,17 @@ class BarConsole(Console):
         """Print the line above the bar and into the log; long labelled lines in their column."""
         self._say(line)
 
-    def _say(self, line: str, style: str | None = None, *, is_ours: bool = False) -> None:
+    def _say(self, line: str, *, is_ours: bool = False) -> None:
+        self._print_above(line, is_ours=is_ours)
+        self._log_line(line)
+
+    def _print_above(self, line: str, style: str | None = None, *, is_ours: bool = False) -> None:
         with suppress(OSError):  # the terminal is gone
             console = self._bar().console
             shown = fitted(printable(line), console.width, prose=is_ours)
             console.print(shown, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _log_line(self, line: str) -> None:
         with suppress(OSError), self._log.open("a") as file:  # a full disk must not end a training
             file.write(line + "\n")
 
@@ -318,10 +325,12 @@ class BarConsole(Console):
     def epoch(self, row: EpochRow, unit: SampleUnit) -> None:
         """Print the row, under a header the first time."""
         self._open = ""
-        *header, line = self._table.lines(row, unit)
+        *header, line = self._table.lines(row, unit, self._bar().console.width)
         for title in header:
-            self._say(title, style="bold cyan")
-        self.say(line)
+            self._print_above(title, style="bold cyan")
+        self._print_above(line)
+        for full in self._logged.lines(row, unit):
+            self._log_line(full)
 
     def close(self) -> None:
         """Remove the progress bar; its last line stays if the epoch was stopped."""
@@ -412,6 +421,10 @@ _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
 }
 
 
+_LEFT_OUT = "val_top5_accuracy step lr time_s train_accuracy images_per_s val_loss".split()
+"""Columns that a narrow terminal goes without, one after the other."""
+
+
 @final
 class EpochTable:
     """The table of epochs, line by line; a figure that an epoch lacks leaves its column empty."""
@@ -420,26 +433,38 @@ class EpochTable:
         """Args:
         has_header: The header is on the screen already, from before a restart.
         """
-        self._columns: tuple[str, ...] = ()
+        self._columns: set[str] = set()
+        self._shown: list[str] = []
         self._has_header = has_header
 
-    def lines(self, row: EpochRow, unit: SampleUnit) -> list[str]:
-        """Write a row, under a header the first time and where it has a column more."""
-        own = {name for name in _COLUMNS if getattr(row, name) is not None}
-        header: list[str] = []
-        if not own <= set(self._columns):
-            self._columns = tuple(name for name in _COLUMNS if name in own | set(self._columns))
-            header = [] if self._has_header else [self._line(unit, None)]
-            self._has_header = False
-        return [*header, self._line(unit, row)]
+    def lines(self, row: EpochRow, unit: SampleUnit, width: float = math.inf) -> list[str]:
+        """Write a row, under a header the first time and where it has other columns.
 
-    def _line(self, unit: SampleUnit, row: EpochRow | None) -> str:
-        """Write an epoch's figures, or without one the headings."""
-        cells = []
-        for name in self._columns:
-            title, width, write = _COLUMNS[name]
-            title = title or _PER_S[unit]
-            value = None if row is None else getattr(row, name)
-            shown = "" if value is None else write(value)
-            cells.append(f"{title if row is None else shown:>{max(width, len(title))}}")
-        return " ".join(cells)
+        Args:
+            row: The epoch's figures.
+            unit: What samples are called.
+            width: Columns of the terminal, so that the least important figures are left out.
+        """
+        self._columns |= {name for name in _COLUMNS if getattr(row, name) is not None}
+        shown = [name for name in _COLUMNS if name in self._columns]
+        for name in _LEFT_OUT:
+            if name in shown and len(_table_line(shown, unit, None)) > width:
+                shown.remove(name)
+        header: list[str] = []
+        if shown != self._shown:
+            self._shown = shown
+            header = [] if self._has_header else [_table_line(shown, unit, None)]
+            self._has_header = False
+        return [*header, _table_line(shown, unit, row)]
+
+
+def _table_line(columns: Sequence[str], unit: SampleUnit, row: EpochRow | None) -> str:
+    """Write an epoch's figures, or without one the headings."""
+    cells = []
+    for name in columns:
+        title, width, write = _COLUMNS[name]
+        title = title or _PER_S[unit]
+        value = None if row is None else getattr(row, name)
+        shown = "" if value is None else write(value)
+        cells.append(f"{title if row is None else shown:>{max(width, len(title))}}")
+    return " ".join(cells)

@@ -201,15 +201,46 @@ def test_another_model_is_refused_and_nothing_changed(model: nn.Module, message:
     assert len(optimizer.state) == 0
 
 
-def test_groups_that_came_while_it_trained_are_named() -> None:
+def test_groups_that_came_while_it_trained_come_back_and_may_be_added_once_more() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model[2].parameters())
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.1})
+    optimizer.add_param_group({"params": model[1].weight, "betas": (0.5, 0.6)})
+    model(torch.ones(5, 2)).sum().backward()
+    optimizer.step()
+    tensors, state = flatten_optimizer(optimizer, model.named_parameters())
+    resumed = torch.optim.Adam(model[2].parameters())
+    restore_optimizer(resumed, model.named_parameters(), tensors, state)
+
+    def assert_the_same() -> None:
+        ours, theirs = resumed.state_dict(), optimizer.state_dict()
+        assert ours["param_groups"] == theirs["param_groups"]
+        assert str(ours["state"]) == str(theirs["state"])
+        groups = zip(resumed.param_groups, optimizer.param_groups, strict=True)
+        assert all(list(map(id, a["params"])) == list(map(id, b["params"])) for a, b in groups)
+
+    assert_the_same()
+    resumed.add_param_group({"params": model[1].weight, "betas": (0.1, 0.1)})
+    resumed.add_param_group({"params": list(model[0].named_parameters()), "lr": 1.0})
+    assert_the_same()
+    for again in (model[0].parameters(), model[1].weight):
+        with pytest.raises(ValueError, match="more than one parameter group"):
+            resumed.add_param_group({"params": again})
+    resumed.add_param_group({"params": model[1].bias, "lr": 0.3})
+    assert [group["lr"] for group in resumed.param_groups] == [1e-3, 0.1, 1e-3, 0.3]
+
+
+def test_groups_that_came_are_gone_again_where_the_rest_doesnt_fit() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     optimizer = torch.optim.Adam(model[1].parameters())
-    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.1})
+    optimizer.add_param_group({"params": model[0].parameters()})
     tensors, state = flatten_optimizer(optimizer, model.named_parameters())
-    resumed = torch.optim.Adam(model[1].parameters())
-    message = "2 parameter groups, and the optimizer 1: 0.weight, 0.bias came with add_param_group"
-    with pytest.raises(SnapshotError, match=message):
-        restore_optimizer(resumed, model.named_parameters(), tensors, state)
+    other = nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))
+    resumed = torch.optim.Adam(other[1].parameters())
+    with pytest.raises(SnapshotError, match="has shape"):
+        restore_optimizer(resumed, other.named_parameters(), tensors, state)
+    assert len(resumed.param_groups) == 1
+    resumed.add_param_group({"params": other[0].parameters()})
 
 
 def test_parameters_that_are_grouped_otherwise_did_not_come_while_it_trained() -> None:

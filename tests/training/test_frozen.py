@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ SETTINGS: Mapping[str, Settings] = {
     "shards": {"shards": 4},
     "ema": {"ema": 0.9},
     "local": {"sync": "local"},
+    "groups": {},
+    "groups, shards": {"shards": 4},
 }
 
 
@@ -56,17 +59,24 @@ def fine_tune(
     most: int,
     change: Callable[[nn.Sequential, int], None] = thaw,
     begin: Callable[[nn.Module], object] = lambda layer: layer.requires_grad_(False),
+    *,
+    adds_group: bool = False,
 ) -> list[Tensor]:
-    """Train the head, later all; stop by a signal after `most` steps of this start."""
+    """Train the head, later all; stop by a signal after `most` steps of this start.
+
+    With `adds_group` the first layer comes to the optimizer as it is thawed.
+    """
     flag, steps = StopFlag(under_launcher=True), 0
     with session_on(group, directory, {"epochs": EPOCHS, **settings}, flag) as s:
         model = net()
         begin(model[0])
-        optimizer = s.optimizer(sgd(s.model(model)))
+        optimizer = s.optimizer(sgd(s.model(model)[1:] if adds_group else s.model(model)))
         batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
         with suppress(InterruptedTraining):
             for epoch in s.epochs(EPOCHS):
                 change(model, epoch)
+                if adds_group and epoch == THAWED:
+                    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
                 for x, y in map(pair_of, batches):
                     optimizer.zero_grad()
                     s.backward(F.cross_entropy(model(x), y))
@@ -99,19 +109,22 @@ def plain_fine_tuning() -> list[Tensor]:
         ("plain", 1, 2 * STEPS),
         ("plain", 2, 3),
         ("ema", 2, STEPS + 2),
+        ("groups", 2, STEPS + 2),  # within the epoch that adds it, which adds it again
         ("local", 2, 2 * STEPS + 3),
+        ("groups, shards", 1, 2 * STEPS + 3),
     ],
 )
-@pytest.mark.core_cases(2)
+@pytest.mark.core_cases(3)
 def test_a_resumed_training_has_the_layers_thawed_that_its_loop_has_thawed(
     most: int, world_size: int, setting: str, tmp_path: Path
 ) -> None:
-    settings = SETTINGS[setting]
-    whole = run_ranks(world_size, fine_tune, tmp_path / "whole", settings, -1)
-    if setting != "local":
+    settings, adds_group = SETTINGS[setting], setting.startswith("groups")
+    train = partial(fine_tune, adds_group=adds_group)
+    whole = run_ranks(world_size, train, tmp_path / "whole", settings, -1)
+    if setting != "local" and not adds_group:
         assert_weights(whole[0], plain_fine_tuning())
-    run_ranks(world_size, fine_tune, tmp_path / "legs", settings, most)
-    for resumed in run_ranks(world_size, fine_tune, tmp_path / "legs", settings, -1):
+    run_ranks(world_size, train, tmp_path / "legs", settings, most)
+    for resumed in run_ranks(world_size, train, tmp_path / "legs", settings, -1):
         assert all(map(torch.equal, resumed, whole[0]))
 
 

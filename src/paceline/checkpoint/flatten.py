@@ -3,8 +3,9 @@
 Names rather than numbers: a state that belongs to another model is noticed instead of loaded askew.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -78,6 +79,9 @@ def restore_optimizer(
 ) -> None:
     """Put back a state that `flatten_optimizer` took apart, or change nothing where it doesn't fit.
 
+    Groups that the script added while it trained (`add_param_group`, as layers are thawed) are
+    added here. It may add them once more, where it goes through the same epoch again.
+
     Args:
         optimizer: A fresh one, built as the saved one was.
         named_parameters: The unwrapped model's `named_parameters()`.
@@ -89,15 +93,22 @@ def restore_optimizer(
             are named.
         ValueError: The optimizer holds a parameter that isn't among the named ones.
     """
-    names = _names_of(optimizer, named_parameters)
+    parameters = dict(named_parameters)
+    names = _names_of(optimizer, parameters.items())
     saved = _Saved(tensors, state)
-    # All checks come before the first change.
+    # All checks come before the first change that isn't undone.
+    here = len(optimizer.param_groups)
+    if saved.optimizer == type(optimizer).__name__:
+        for shapes in _groups_to_come(optimizer, names, saved):
+            optimizer.add_param_group({"params": [parameters[name] for name in shapes]})
     differences = _differences(optimizer, names, saved)
     if differences:
+        del optimizer.param_groups[here:]
         shown = "; ".join(differences[:_DIFFERENCES_SHOWN])
         more = len(differences) - _DIFFERENCES_SHOWN
         rest = f"; and {more} more" if more > 0 else ""
         raise SnapshotError(f"the snapshot's optimizer state doesn't fit: {shown}{rest}")
+    _may_add_again(optimizer, optimizer.param_groups[here:])
     optimizer.state.clear()
     for group, options in zip(optimizer.param_groups, saved.options, strict=True):
         group.update({key: decode(value, tensors) for key, value in options.items()})
@@ -141,8 +152,6 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
     kind = type(optimizer).__name__
     if saved.optimizer != kind:
         return [f"it is of {saved.optimizer}, the training uses {kind}"]
-    if missing := _groups_to_come(optimizer, names, saved):
-        return [missing]
     # Parameters by name: the number of their group, and their shape.
     here = {
         names[id(p)]: (number, tuple(p.shape))
@@ -170,22 +179,34 @@ def _differences(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) 
     return sorted(problems)
 
 
-def _groups_to_come(optimizer: Optimizer, names: Mapping[int, str], saved: _Saved) -> str | None:
-    """Say which groups were added as the training went on; None where that explains nothing."""
+def _groups_to_come(
+    optimizer: Optimizer, names: Mapping[int, str], saved: _Saved
+) -> Sequence[Mapping[str, object]]:
+    """Give the groups that were added as the training went on; none where others differ too."""
     here = len(optimizer.param_groups)
     added = [name for shapes in saved.shapes[here:] for name in shapes]
     held = {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
-    if not added or not set(added) <= set(names.values()) - held:
-        return None
-    more = (
-        "" if len(added) <= _DIFFERENCES_SHOWN else f" and {len(added) - _DIFFERENCES_SHOWN} more"
-    )
-    return (
-        f"it has {len(saved.shapes)} parameter groups, and the optimizer {here}: "
-        f"{', '.join(added[:_DIFFERENCES_SHOWN])}{more} came with add_param_group while it "
-        "trained. Give the optimizer all its groups before the first epoch, and let requires_grad "
-        "say what is trained"
-    )
+    return saved.shapes[here:] if set(added) <= set(names.values()) - held else ()
+
+
+def _may_add_again(optimizer: Optimizer, groups: Sequence[Mapping[str, Sequence[Tensor]]]) -> None:
+    """Let a script add each of these groups, which the optimizer has, once: it changes nothing."""
+    if not groups:
+        return
+    usual = optimizer.add_param_group
+    expected = [set(map(id, group["params"])) for group in groups]
+
+    @wraps(usual)
+    def add_param_group(param_group: dict[str, object]) -> None:
+        given = param_group["params"]
+        members = [given] if isinstance(given, Tensor) else list(cast("Iterable[object]", given))
+        own = {id(member[1] if isinstance(member, tuple) else member) for member in members}
+        if own in expected:
+            expected.remove(own)
+        else:
+            usual({**param_group, "params": members})
+
+    vars(optimizer)["add_param_group"] = add_param_group
 
 
 def _misshapen_slots(

@@ -309,7 +309,8 @@ class Components:
         """
         kept = [{n: group[n] for n in kept_names if n in group} for group in optimizer.param_groups]
         restore_optimizer(optimizer, self.model.named_parameters(), slots, saved)
-        for group, options in zip(optimizer.param_groups, kept, strict=True):
+        # Groups that came while it trained are behind those that the script has made.
+        for group, options in zip(optimizer.param_groups, kept, strict=False):
             group.update(options)
 
     def drop_gradients(self) -> None:

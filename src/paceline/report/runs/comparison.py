@@ -55,7 +55,7 @@ class Row:
     @property
     def label(self) -> str:
         """Its name on the screen: a setting's is the one that `--help` lists."""
-        return shown_name(self.name) if self.is_setting else self.name
+        return shown_name(self.name).replace("_", "-") if self.is_setting else self.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,9 +119,11 @@ class OrderedSync(GradientSync):
                 "--shards add the losses up, or announce the passes that follow: "
                 "s.backward(first, more=True), then s.backward(second) or s.step(second)"
             )
-        self._check_schedule()
+        complete = not more and batch.local == self._to_come
+        # Not where the step's only pass here is all that there is to compare.
+        if not complete or len(self._own_parts) > 1 or self._schedule is not None:
+            self._check_schedule()
         if not self._stands_in:
-            complete = not more and batch.local == self._to_come
             self._ordered.open_shard(batch.part, last=complete)
 
     def _after_backward(self, batch: Batch, *, more: bool) -> tuple[str, ...]:

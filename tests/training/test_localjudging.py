@@ -1,6 +1,6 @@
 """What is judged and saved while each worker has weights of its own, and what is said of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from paceline.distributed.group import Group
 from paceline.options.fields import OptionValue
@@ -97,3 +97,26 @@ def test_what_follows_each_workers_own_weights_is_said(
     said = capfd.readouterr().out
     assert "ema, given to s.keep, holds tensors that follow each worker's own weights" in said
     assert said.count("--sync-every 9 is more than the 7 steps of an epoch") == 1
+
+
+def test_of_a_stream_nobody_knows_whether_an_epoch_has_as_many_steps(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Points(IterableDataset[tuple[Tensor, Tensor]]):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return zip(*points(), strict=True)
+
+    def body(group: Group) -> int:
+        settings = {**LOCAL, "sync_every": 99, "epochs": 1, "progress": "plain"}
+        with session_on(group, tmp_path, settings) as s:
+            model = s.model(net())
+            s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            batches = s.loader(Points(), global_batch=8)
+            for _ in s.epochs(1):
+                for x, y in map(pair_of, batches):
+                    s.step(F.cross_entropy(model(x), y))
+            return s.steps_done
+
+    first, second = run_ranks(2, body)
+    assert first == second > 0
+    assert "--sync-every 99 is more than" not in capfd.readouterr().out

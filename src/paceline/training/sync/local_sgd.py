@@ -184,7 +184,7 @@ class LocalSync(ReplicaSync):
         if context.group.rank != 0:
             return
         steps = context.progress.steps_per_epoch
-        if steps is not None and plan.every > steps:
+        if steps and plan.every > steps:  # a stream's are 0: nobody knows them
             outer = "" if self._terms.is_plain else ", by their mean alone: without an outer step"
             context.console.say(
                 f"--sync-every {plan.every} is more than the {steps} steps of an epoch: what isn't "

@@ -119,7 +119,6 @@ def training_bytes(model: "nn.Module", config: TrainConfig) -> tuple[int, int, i
 
     Args:
         model: Is moved there, and can't be used any more.
-        config: The options of the training.
     """
     import torch
 

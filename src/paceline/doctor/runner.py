@@ -43,8 +43,6 @@ def examine_here(
     """Examine this machine, in a process apart.
 
     Args:
-        request: What is to be examined.
-        place: Where a training would work.
         workers: It is to have; None: as many as Paceline chooses.
         print_line: Called with what is being done, for the user.
     """
@@ -66,10 +64,6 @@ def examine_hosts(
     """Examine hosts; those that can't be reached are named, the others examined.
 
     Args:
-        hosts: Which.
-        options: How ssh reaches them.
-        request: What is to be examined.
-        place: Where a training would work.
         print_line: Called with what is being done, for the user.
     """
     print_line(f"connecting to {plural(len(hosts), 'host')}")

@@ -55,7 +55,6 @@ class Aws:
 
         Args:
             service: For example `ec2`.
-            operation: For example `describe_instances`.
             arguments: As boto3 wants them.
 
         Raises:
@@ -72,9 +71,6 @@ class Aws:
         """Call an operation as often as it has more to list, and give what is listed.
 
         Args:
-            service: As for `call`.
-            operation: As for `call`.
-            listed: The answer's member with the list.
             arguments: As boto3 wants them.
         """
         with _errors_explained(service, operation):

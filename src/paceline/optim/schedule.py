@@ -57,8 +57,6 @@ def build_schedule(options: OptimOptions, *, total_steps: int, steps_per_epoch: 
 
     Args:
         options: Schedule and warm-up as the user gave them.
-        total_steps: Optimizer steps of the whole training.
-        steps_per_epoch: Optimizer steps of one epoch.
 
     Raises:
         UsageError: The warm-up is longer than the training.

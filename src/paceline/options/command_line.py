@@ -108,8 +108,6 @@ def read_options(
 
     Args:
         command: Name to show, for example `paceline train digits`.
-        about: What `--help` says first.
-        tokens: The command line after the command.
         options: What is known; `default` is only shown.
         hint: For an error.
         settled: Names of options of training that the command settles itself. In a file, which may
@@ -209,10 +207,6 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
 
     Others that begin alike may be somebody else's, or another recipe's: nothing is said of them.
 
-    Args:
-        given: Names of variables.
-        options: What is known.
-
     Returns:
         A line for each.
     """
@@ -258,7 +252,6 @@ def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Cal
     """Make a function whose signature cyclopts reads options from; it is never called.
 
     Args:
-        options: What becomes its keywords.
         brief: For help that says of a switch that is off only how it is switched on.
     """
     names = accepted_names(options)
@@ -415,10 +408,6 @@ def names_something(tokens: Sequence[str]) -> bool:
 def take_option(tokens: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     """Take an option with a value off a command line, where it is needed before the others.
 
-    Args:
-        tokens: The command line.
-        name: The option, with its dashes.
-
     Returns:
         Its last value, None where it isn't given; and the other words.
 
@@ -459,9 +448,6 @@ def show_help(
     """Print a command's help: its basic options in short, or all of them in full.
 
     Args:
-        command: As for `read_options`.
-        about: What it says first.
-        options: As for `read_options`.
         tokens: The command line, with `--help-all` for all of them.
 
     Raises:
@@ -502,9 +488,6 @@ def read_command(
     Args:
         usage: Name to show, for example `paceline export RUN_DIR FILE`. In brackets arguments may
             be left out.
-        about: What `--help` says first.
-        tokens: The command line after the command.
-        options: As for `read_options`.
         words: What each positional argument is, for the error where it is missing.
 
     Raises:

@@ -23,7 +23,6 @@ def render_page(report: RunReport, follow: str = "") -> str:
     """Render a run as HTML that needs no network; the same run, the same text.
 
     Args:
-        report: The run.
         follow: The version that is shown, where the page is served and loads itself again.
     """
     problems = list(report.problems)
@@ -95,7 +94,6 @@ def write_run_report(run: RunDirectory, path: Path | None = None) -> Path:
     and missing or torn files are said to be so. The page is one file that needs no network.
 
     Args:
-        run: The run directory.
         path: Where to; by default `report.html` in it.
 
     Returns:

@@ -101,7 +101,6 @@ class Confusion:
         """Read what `write` wrote, or an earlier version did; None where there is none.
 
         Args:
-            path: Of the file.
             problems: Gets a sentence where it can't be read.
         """
         content = read_object(path, problems)

@@ -40,7 +40,6 @@ def choose_place(
     """Decide where the workers run and how many there are; checks what can be checked by now.
 
     Args:
-        config: The options.
         usual_workers: How many to start here where the options don't say: as many as before.
         hosts: Hosts to train on instead of this one, if they are named.
 
@@ -123,7 +122,6 @@ def local_place(
     """Choose how many workers this machine gets, and their threads.
 
     Args:
-        config: The options.
         requested: A number that counts before that of the options.
         usual: How many by default.
 

@@ -25,12 +25,7 @@ _CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is fas
 
 
 def as_text(projection: Projection, inputs: PredictionInputs) -> str:
-    """Write it as text: what is assumed, all efficiencies, two methods in detail, what to do.
-
-    Args:
-        projection: What is predicted.
-        inputs: What it is predicted from.
-    """
+    """Write it as text: what is assumed, all efficiencies, two methods in detail, what to do."""
     lines = [*_assumptions(projection, inputs.source), "", *_efficiencies(projection)]
     # In detail: plain all-reduce, and what is recommended instead.
     plain = next((f for f in projection.forecasts if f.method.sync == "allreduce"), None)
@@ -53,12 +48,7 @@ def _advice(projection: Projection, inputs: PredictionInputs) -> tuple[str, ...]
 
 
 def as_json(projection: Projection, inputs: PredictionInputs) -> dict[str, object]:
-    """Give all of it as JSON; efficiencies are fractions, times seconds.
-
-    Args:
-        projection: What is predicted.
-        inputs: What it is predicted from.
-    """
+    """Give all of it as JSON; efficiencies are fractions, times seconds."""
     q = projection.request
     best = None if inputs.not_reliable else recommended(projection).last.label
     return {

@@ -301,9 +301,6 @@ class Components:
         """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker.
 
         Args:
-            optimizer: One of these.
-            slots: Its tensors.
-            saved: Its other values.
             kept_names: Options of its groups that stay as they are: what the user asks for now
                 holds, also where it differs from the snapshot's.
         """
@@ -405,9 +402,7 @@ def forward_of(
     """Wrap a model's forward pass by the options: compiled, under autocast. None: unchanged.
 
     Args:
-        module: On its device.
         options: Of which `compile` and `precision` count.
-        group: The workers.
         exact: The same bits are promised on any number of them.
         switch: With `compile="auto"`, what decides about each pass.
     """
@@ -427,7 +422,6 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
     """Give a module's forward pass, compiled by torch.compile at its first use.
 
     Args:
-        module: On its device.
         in_buckets: Cut the graph where buckets of gradients end, so that these can leave while the
             backward pass goes on: of one graph all gradients come at its end.
     """

@@ -23,7 +23,6 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
 
     Args:
         tensor: (N, ...), a row or a fixed number of rows for each sample of this worker.
-        context: Of the training.
 
     Returns:
         (M, ...), the rows of all workers in the order of the batch.

@@ -56,7 +56,6 @@ def fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
     A run directory that has been copied there itself is taken as it is.
 
     Args:
-        url: As the user gave it.
         where: The run directory; None for runs/RUN.
 
     Returns:

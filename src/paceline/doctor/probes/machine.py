@@ -205,9 +205,6 @@ def wrong_copies(devices: Sequence[str]) -> Iterator[str]:
 
     Some machines return zeros or old data from copies between GPUs (where the IOMMU or PCI access
     control is in the way) and report no error.
-
-    Args:
-        devices: As torch names them.
     """
     import torch
 

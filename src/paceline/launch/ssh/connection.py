@@ -67,9 +67,6 @@ class RemoteProcess:
     def messages(self, timeout_s: float) -> Iterator[Message]:
         """Iterate over its messages until it ends; needs an inbox of its own.
 
-        Args:
-            timeout_s: How long it may be silent.
-
         Raises:
             InfrastructureError: It is silent for longer, failed, or its host is lost.
         """
@@ -122,8 +119,6 @@ class Connection:
         """Start ssh; `wait` waits for it.
 
         Args:
-            host: Which.
-            options: How ssh reaches it.
             store_port: Port of this machine's loopback address that the host is to reach, if any.
             any_version: Whether another version of Paceline there will do.
         """
@@ -178,7 +173,6 @@ class Connection:
 
         Args:
             timeout_s: After so long without an answer it is lost.
-            over: Once it is set, this returns.
 
         Returns:
             Whether it is ready; if not, `lost` says why.
@@ -203,7 +197,6 @@ class Connection:
 
         Args:
             module: One of Paceline's that begins with `child.payload()`.
-            payload: What that gives.
             inbox: Where its events go; None: one of its own.
         """
         # Registered before it is sent: the answer may come at once.
@@ -449,8 +442,6 @@ def connect(
     """Connect to all hosts at once; on leaving, everything that was started on them is ended.
 
     Args:
-        hosts: Which.
-        options: How ssh reaches them.
         store_port: Port of this machine's loopback address that the hosts are to reach.
         any_version: Whether another version of Paceline there will do.
 

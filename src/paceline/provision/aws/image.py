@@ -39,9 +39,7 @@ def find_image(aws: Aws, wanted: str | None, architecture: str) -> Image:
     """Look the image up.
 
     Args:
-        aws: The account and region.
         wanted: An AMI's id, the name of an SSM parameter that holds one, or None.
-        architecture: The instance type's.
 
     Raises:
         UsageError: It isn't in the region, or is for another architecture.

@@ -38,10 +38,7 @@ def make_nodes(aws: Aws, plan: ClusterPlan, *, wait: bool, say: Say) -> list[Ins
     the stack and waits until it is gone.
 
     Args:
-        aws: The account and region.
-        plan: What to make.
         wait: Whether to wait for ssh and the host keys.
-        say: Takes a line of progress.
 
     Returns:
         The nodes.

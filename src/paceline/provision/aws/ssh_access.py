@@ -50,8 +50,6 @@ def find_key(aws: Aws, ssh_key: str | None, public_key: str | None) -> LoginKey:
     """Find the key to log in with.
 
     Args:
-        aws: The account and region.
-        ssh_key: Name of a key pair there.
         public_key: File to import. None for both: the user's own.
 
     Raises:

@@ -16,7 +16,6 @@ def comparison_lines(
     """Lay out a comparison: which runs, settings that differ, final figures, curves.
 
     Args:
-        shown: The runs.
         tables: Of their curves.
         width: Characters of a line; None where lines may be of any length.
     """

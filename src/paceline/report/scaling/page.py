@@ -30,8 +30,6 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
     """Render a study as HTML that needs no network; the same study, the same text.
 
     Args:
-        study: As far as it is known.
-        directory: Of the study.
         problems: With its file, a sentence each.
     """
     measured = bool(study.measured)
@@ -86,7 +84,6 @@ def write_scaling_report(study_dir: Path, path: Path | None = None) -> Path:
     The page is one file that needs no network.
 
     Args:
-        study_dir: The study's directory.
         path: Where to; by default `report.html` in it.
 
     Returns:

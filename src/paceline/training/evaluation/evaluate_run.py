@@ -49,7 +49,6 @@ def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> 
     """Find the snapshot that a user asks for; where none is marked as the best, the last one.
 
     Args:
-        run: The run directory.
         which: `best`, `last`, or a snapshot's directory.
         say: Called where the last one stands in.
 
@@ -80,8 +79,6 @@ def evaluate_run(
     """Evaluate a snapshot's model on the recipe's validation set, each sample once.
 
     Args:
-        run: The run directory.
-        path: The snapshot, see `find_snapshot`.
         arguments: The recipe's arguments that differ from the run's, such as `data_dir`.
         device_kind: Where to compute, whatever the run was trained on.
         ema: Judge the moving average of the weights where the snapshot has one.

@@ -37,7 +37,6 @@ class Evaluator:
         Args:
             model: The unwrapped model; left in the mode it was in.
             source: What to evaluate on; each worker takes a contiguous share.
-            group: The workers.
             num_classes: Above 0, to count a confusion matrix.
 
         Returns:

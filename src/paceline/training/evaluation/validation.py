@@ -61,7 +61,6 @@ class Validation:
         """Give an evaluation's batches, unless a signal ends it, and show how far it is.
 
         Args:
-            loader: What is evaluated.
             what: Its name on the screen; of the open epoch's validation by default.
         """
         context, total = self.context, 0 if loader.served.is_stream else len(loader)

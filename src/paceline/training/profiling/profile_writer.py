@@ -50,8 +50,6 @@ class _Sums:
 
         Args:
             agreed: What the workers have exchanged at its end.
-            steps: Of the lap.
-            wire_bytes: What this worker has sent in it.
         """
         self.steps += steps
         self.lap_s += agreed.lap_s
@@ -119,8 +117,6 @@ class _AveragingCosts:
         """Run the averaging after a step, and time it. Collective, as that is.
 
         Args:
-            sync: Makes them.
-            step: How many have been taken.
             waits_are_known: Already; a GPU's only later.
         """
         begun_s, before_s = perf_counter(), self._noted_s
@@ -188,18 +184,11 @@ class Profiler:
     _written_s: float | None = None
 
     def begin_averaging(self, averaging: WeightAveraging) -> None:
-        """Count what averages of weights take and send, too. Local; before any of them.
-
-        Args:
-            averaging: What makes them.
-        """
+        """Count what averages of weights take and send, too. Local; before any of them."""
         self.averaging = _AveragingCosts(source=averaging)
 
     def close(self, step: int) -> float:
         """End the sample under way, since an exchange begins. Local.
-
-        Args:
-            step: How many have been taken.
 
         Returns:
             How long this worker waits for communication in a step.
@@ -215,12 +204,6 @@ class Profiler:
         self, agreed: Agreement, status: Status, steps: int, progress: TrainingProgress
     ) -> Communication | None:
         """Take an exchange in. Local.
-
-        Args:
-            agreed: What the workers have exchanged.
-            status: What this one contributed.
-            steps: Of which it is.
-            progress: After it has taken the exchange in.
 
         Returns:
             What these steps spent on communication; None of a single worker.
@@ -263,21 +246,13 @@ class Profiler:
         """Note that another `--sync` method is used from the next step on. Local.
 
         What was measured of the steps before stands until there is a step of the new kind.
-
-        Args:
-            name: Of the method.
         """
         self._next_method = name
         if self.step_profiler.sampled == 0:
             self._change_method()
 
     def after_step(self, sync: GradientSync, step: int) -> None:
-        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is.
-
-        Args:
-            sync: The training's.
-            step: How many have been taken.
-        """
+        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is."""
         # A method begins with the step after the one at which it was chosen.
         if self._next_method is not None:
             self.step_profiler.reset(step)
@@ -295,12 +270,7 @@ class Profiler:
             self.step_profiler.mark("averaged")
 
     def consensus(self, sync: GradientSync, step: int) -> None:
-        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is.
-
-        Args:
-            sync: Does it.
-            step: How many have been taken.
-        """
+        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is."""
         self.step_profiler.end_pass(step)
         begun_s = perf_counter()
         if sync.end_epoch():
@@ -326,12 +296,7 @@ class Profiler:
         self.step_profiler.skip(state.step)
 
     def record(self, progress: TrainingProgress, *, must: bool = False) -> None:
-        """Write the profile, unless one has been written just before. Collective.
-
-        Args:
-            progress: How far the training is.
-            must: Write it in any case.
-        """
+        """Write the profile, unless one has been written just before. Collective."""
         now_s, before_s = progress.state.elapsed_s, self._written_s
         if not must and before_s is not None and now_s - before_s < _MIN_S:
             return

@@ -112,11 +112,7 @@ class StepProfiler:
         self._agreeing_from_s = self._waited_s = 0.0
 
     def begin_pass(self, step: int) -> None:
-        """Note that a pass over the training data begins.
-
-        Args:
-            step: Its first one.
-        """
+        """Note that a pass over the training data begins."""
         self._drop()
         self._pass_from_s, self._lap_from, self.next_sample = perf_counter(), None, step
 
@@ -196,9 +192,6 @@ class StepProfiler:
         """Share the steps since the last exchange out into computing and waiting.
 
         Args:
-            steps: How many.
-            status: What this worker contributed to the exchange.
-            step: The one that is next.
             planned: The step, from 0, that is to be sampled next.
         """
         self._note.count(steps, status.lap_s, status.data_s, status.waited_s * steps)
@@ -220,11 +213,7 @@ class StepProfiler:
         return {step: _times_of(marks) for step, marks in seen.items()}
 
     def end_pass(self, step: int) -> None:
-        """Note that a pass is over: what comes before the next exchange is none of its steps.
-
-        Args:
-            step: The one that is next.
-        """
+        """Note that a pass is over: what comes before the next exchange is none of its steps."""
         self._end_sample()
         self._end_lap(step, perf_counter(), 0.0)
         self._lap_from = None
@@ -240,11 +229,7 @@ class StepProfiler:
             self._lap_from = perf_counter(), step
 
     def reset(self, step: int) -> None:
-        """Forget steps and laps, since those that come are others; gradients come as before.
-
-        Args:
-            step: The one that is next.
-        """
+        """Forget steps and laps, since those that come are others; gradients come as before."""
         self.skip(step)
         self._laps.clear()
         self._odd.clear()
@@ -310,9 +295,5 @@ def _times_of(marks: Marks) -> StepSample:
 
 
 def _is_hooked(sampled: int) -> bool:
-    """Tell whether a sample takes the gradients' times too: the hooks cost a little.
-
-    Args:
-        sampled: Steps sampled before.
-    """
+    """Tell whether a sample takes the gradients' times too: the hooks cost a little."""
     return sampled in (0, 2) or (sampled >= _EARLY - 1 and sampled % 4 == 0)

@@ -75,13 +75,7 @@ def _revision(request: TrainRequest, group: Group) -> dict[str, object] | None:
 
 
 def write_run(run: RunDirectory, description: Mapping[str, object], start: object) -> None:
-    """Write `run.json`, keeping the history of earlier starts.
-
-    Args:
-        run: The run directory.
-        description: What `describe_run` gave.
-        start: This start, one entry of the history.
-    """
+    """Write `run.json`, keeping the history of earlier starts."""
     before = run.read_run() if run.run_json.exists() else {}
     history = before.get("history", [])
     earlier = history if isinstance(history, list) else []

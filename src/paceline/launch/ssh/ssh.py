@@ -10,6 +10,8 @@ from paceline.launch.ssh.options import HostsOptions
 
 AGENT = "paceline.launch.hosts.guard"
 """Of every version: a host with another one is to say so."""
+AGENT_HERE = (sys.executable, "-P", "-m", AGENT)
+"""The command of an agent on this machine."""
 OWN_FAILURE = 255
 """Exit code of ssh for its own failures; any other is that of what ran on the host."""
 NO_PROGRAM = (126, 127)

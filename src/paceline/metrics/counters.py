@@ -93,11 +93,6 @@ class StepCounters:
         self._notes: list[tuple[int, int, int]] = []
         """Samples, step and part of each loss."""
 
-    @property
-    def totals(self) -> Totals:
-        """Sums over all this worker's parts."""
-        return Totals.from_row(self.rows().sum(0))
-
     def rows(self) -> Tensor:
         """Give the sums by part: (parts, 4) float64, see `Totals.as_row`."""
         first, *others = self._by_part

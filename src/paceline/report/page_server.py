@@ -119,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
+        """Serve the page, and its version, to those who know the secret path; nothing else."""
         base = self.server.path
         if secrets.compare_digest(self.path.encode(), base.encode()):
             self._answer("text/html; charset=utf-8", self.server.page.current()[1])

@@ -434,6 +434,7 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
     # before, in the local pass that shows which parameters get a gradient.
     @wraps(forward)
     def cut(*args: object, **kwargs: object) -> object:
+        """Have torch believe that a DistributedDataParallel's forward pass is running."""
         outer = DistributedDataParallel._active_ddp_module
         DistributedDataParallel._active_ddp_module = outer or _DEFAULT_BUCKETS  # type: ignore[assignment]  # only its size is read
         try:
@@ -481,6 +482,7 @@ class CompileSwitch:
         """Give a forward pass that is one of these two."""
 
         def run(*args: object, **kwargs: object) -> object:
+            """Run the one or the other, and the plain one where compiling fails."""
             if not self.is_on or not torch.is_grad_enabled():
                 return plain(*args, **kwargs)
             try:

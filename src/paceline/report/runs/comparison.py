@@ -188,6 +188,7 @@ def _of_summary(name: str, column: str = "") -> _Read:
     """Read a figure of the summary, or the newest one of the tables while there is none."""
 
     def read(entry: RunEntry) -> float | None:
+        """Take the summary's figure, or the newest that a table has."""
         report = entry.report
         # Steps and time go on within an epoch; other figures are an epoch's, where there is one.
         tables = [report.metrics, report.steps]

@@ -159,6 +159,7 @@ def evaluate_model(
     confusion = torch.zeros(num_classes**2, dtype=torch.int64, device=group.device)
 
     def judge(content: object) -> Mapping[str, Tensor | float]:
+        """Give a batch's figures, and count its cells of the confusion matrix."""
         inputs, targets = cast(tuple[Tensor, Tensor], content)
         with forward_context():
             outputs = as_scores(model(inputs))

@@ -102,7 +102,6 @@ def _here(config: TrainConfig) -> Place | None:
         rank=found.rank,
         local_rank=found.local_rank,
         workers=found.world_size,
-        nodes=found.nodes,
         attempt=found.attempt,
         started_apart=found.world_size > 1 and (found.source == "options" or not found.on_one_node),
     )
@@ -113,7 +112,7 @@ def _on_node(config: TrainConfig) -> Place | None:
     if node is None:
         return None
     place = local_place(config, requested=node.workers)
-    return replace(place, rank=node.node_rank, nodes=node.nodes, node=node)
+    return replace(place, rank=node.node_rank, node=node)
 
 
 def local_place(

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from paceline.data.protocols import Labelled
 from paceline.optim.build import build_optimizer, takes_fused
-from paceline.optim.rate import scaled_lr
-from paceline.optim.schedule import build_schedule
+from paceline.optim.schedule import build_schedule, scaled_lr
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.batches.sources import describe_data
 from paceline.training.evaluation.distributed_mean import average

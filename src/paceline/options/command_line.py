@@ -486,8 +486,8 @@ def read_command(
     """Read the positional arguments of a command, and its options.
 
     Args:
-        usage: Name to show, for example `paceline export RUN_DIR FILE`. In brackets arguments may
-            be left out.
+        usage: Name to show, for example `paceline export RUN_DIR FILE`. The last arguments, those
+            in brackets, may be left out.
         words: What each positional argument is, for the error where it is missing.
 
     Raises:
@@ -496,8 +496,10 @@ def read_command(
     """
     if wants_help(tokens):
         show_help(usage, about, options, tokens)
-    given = []
-    for what in words if "[" not in usage or names_something(tokens) else ():
+    given: list[str] = []
+    for what in words:
+        if len(words) - len(given) <= usage.count("[") and not names_something(tokens):
+            break
         word, tokens = take_word(tokens, usage, what)
         given.append(word)
     return given, read_options(usage, about, tokens, options).values

@@ -45,6 +45,11 @@ def print_stderr(text: str) -> None:
         print(above_progress(printable(text)), file=sys.stderr, flush=True)
 
 
+def cut(text: str, most: int) -> str:
+    """Cut a text to so many characters, with an ellipsis at its end."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def shortened(text: str) -> str:
     """Cut words of 400 characters and more, such as a number of 5,000 digits."""
     return _LONG_WORD.sub(lambda match: f"{match[0][:_KEPT]}… ({len(match[0]):,} characters)", text)

@@ -12,7 +12,6 @@ from paceline.scaling.prediction import (
     Assumptions,
     Band,
     Predicted,
-    Range,
     cost_per_epoch,
     library_of,
 )
@@ -195,7 +194,7 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
         row = [
             f"{size.nodes:,}",
             f"{size.global_batch:,}",
-            f"{size.efficiency:.2f} {_range(band.efficiency)}",
+            f"{size.efficiency:.2f} ({band.efficiency.low:.2f}-{band.efficiency.high:.2f})",
             f"{size.images_per_s:,.3g}"
             if size.images_per_s < 1000
             else f"{size.images_per_s:,.0f}",
@@ -206,7 +205,3 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
         cost = None if price is None else cost_per_epoch(size, price)
         rows.append([*row, *([] if price is None else ["-" if cost is None else f"{cost:.3g}"])])
     return [forecast.last.label, *aligned(rows)]
-
-
-def _range(of: Range) -> str:
-    return f"({of.low:.2f}-{of.high:.2f})"

@@ -187,8 +187,5 @@ def delete_nodes(aws: Aws, name: str, say: Say) -> None:
         raise InfrastructureError(f"this is left of {name} in {aws.region}: {listed}{reason}")
     # Only now: as long as something is left, the files lead to it.
     kept(name).forget()
-    say(f"nothing is left of {name} in {aws.region}" if stack else _nothing(name, aws.region))
-
-
-def _nothing(name: str, region: str) -> str:
-    return f"there is nothing named {name} in {region}"
+    what = "nothing is left of" if stack else "there is nothing named"
+    say(f"{what} {name} in {aws.region}")

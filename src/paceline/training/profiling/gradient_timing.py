@@ -127,7 +127,11 @@ class GradientTimes:
 
 
 def merged(arrivals: Sequence[Arrival], most: int = _MAX_ARRIVALS) -> tuple[Arrival, ...]:
-    """Put neighbours together, so that there are at most so many. Pure."""
+    """Put neighbours together, so that there are at most so many. Pure.
+
+    Args:
+        arrivals: In order of time.
+    """
     size = max(1, ceil(len(arrivals) / most))
     groups = (arrivals[i : i + size] for i in range(0, len(arrivals), size))
     return tuple(Arrival(at_s=g[-1].at_s, bytes=sum(a.bytes for a in g)) for g in groups)

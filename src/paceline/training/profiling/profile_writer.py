@@ -50,6 +50,7 @@ class _Sums:
 
         Args:
             agreed: What the workers have exchanged at its end.
+            steps: Of the lap.
         """
         self.steps += steps
         self.lap_s += agreed.lap_s
@@ -117,6 +118,7 @@ class _AveragingCosts:
         """Run the averaging after a step, and time it. Collective, as that is.
 
         Args:
+            step: How many have been taken.
             waits_are_known: Already; a GPU's only later.
         """
         begun_s, before_s = perf_counter(), self._noted_s
@@ -190,6 +192,9 @@ class Profiler:
     def close(self, step: int) -> float:
         """End the sample under way, since an exchange begins. Local.
 
+        Args:
+            step: How many have been taken.
+
         Returns:
             How long this worker waits for communication in a step.
         """
@@ -204,6 +209,10 @@ class Profiler:
         self, agreed: Agreement, status: Status, steps: int, progress: TrainingProgress
     ) -> Communication | None:
         """Take an exchange in. Local.
+
+        Args:
+            steps: Of which it is.
+            progress: After it has taken the exchange in.
 
         Returns:
             What these steps spent on communication; None of a single worker.
@@ -252,7 +261,11 @@ class Profiler:
             self._change_method()
 
     def after_step(self, sync: GradientSync, step: int) -> None:
-        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is."""
+        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is.
+
+        Args:
+            step: How many have been taken.
+        """
         # A method begins with the step after the one at which it was chosen.
         if self._next_method is not None:
             self.step_profiler.reset(step)
@@ -270,7 +283,11 @@ class Profiler:
             self.step_profiler.mark("averaged")
 
     def consensus(self, sync: GradientSync, step: int) -> None:
-        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is."""
+        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is.
+
+        Args:
+            step: How many have been taken.
+        """
         self.step_profiler.end_pass(step)
         begun_s = perf_counter()
         if sync.end_epoch():

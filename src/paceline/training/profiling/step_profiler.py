@@ -112,7 +112,11 @@ class StepProfiler:
         self._agreeing_from_s = self._waited_s = 0.0
 
     def begin_pass(self, step: int) -> None:
-        """Note that a pass over the training data begins."""
+        """Note that a pass over the training data begins.
+
+        Args:
+            step: Its first one.
+        """
         self._drop()
         self._pass_from_s, self._lap_from, self.next_sample = perf_counter(), None, step
 
@@ -192,6 +196,7 @@ class StepProfiler:
         """Share the steps since the last exchange out into computing and waiting.
 
         Args:
+            step: The one that is next.
             planned: The step, from 0, that is to be sampled next.
         """
         self._note.count(steps, status.lap_s, status.data_s, status.waited_s * steps)
@@ -213,7 +218,11 @@ class StepProfiler:
         return {step: _times_of(marks) for step, marks in seen.items()}
 
     def end_pass(self, step: int) -> None:
-        """Note that a pass is over: what comes before the next exchange is none of its steps."""
+        """Note that a pass is over: what comes before the next exchange is none of its steps.
+
+        Args:
+            step: The one that is next.
+        """
         self._end_sample()
         self._end_lap(step, perf_counter(), 0.0)
         self._lap_from = None
@@ -229,7 +238,11 @@ class StepProfiler:
             self._lap_from = perf_counter(), step
 
     def reset(self, step: int) -> None:
-        """Forget steps and laps, since those that come are others; gradients come as before."""
+        """Forget steps and laps, since those that come are others; gradients come as before.
+
+        Args:
+            step: The one that is next.
+        """
         self.skip(step)
         self._laps.clear()
         self._odd.clear()

@@ -65,6 +65,22 @@ class Aws:
         with _errors_explained(service, operation):
             return Answer(getattr(self._service(service), operation)(**arguments))
 
+    def first(
+        self, operation: str, listed: str, missing: str, **arguments: object
+    ) -> Answer | None:
+        """Give the first that an operation of EC2 lists; None where there is none.
+
+        Args:
+            missing: How the code begins with which AWS says so.
+            arguments: As boto3 wants them.
+        """
+        try:
+            return next(iter(self.call("ec2", operation, **arguments)[listed]), None)
+        except AwsError as error:
+            if error.code.startswith(missing):
+                return None
+            raise
+
     def pages(
         self, service: str, operation: str, listed: str, **arguments: object
     ) -> Iterator[Answer]:

@@ -88,16 +88,13 @@ def _picture(chart: Chart) -> Markup | None:
 
 
 def write_run_report(run: RunDirectory, path: Path | None = None) -> Path:
-    """Write a run's page; called by one process, not a collective.
+    """Write a run's page, and give its path; called by one process, not a collective.
 
     Works at any time: a training that runs, failed or was interrupted gets a page that says so,
     and missing or torn files are said to be so. The page is one file that needs no network.
 
     Args:
         path: Where to; by default `report.html` in it.
-
-    Returns:
-        The path of the page.
 
     Raises:
         UsageError: Something else is in the place that was named.

@@ -40,9 +40,6 @@ def make_nodes(aws: Aws, plan: ClusterPlan, *, wait: bool, say: Say) -> list[Ins
     Args:
         wait: Whether to wait for ssh and the host keys.
 
-    Returns:
-        The nodes.
-
     Raises:
         PacelineError: They couldn't be made; nothing is left, or the message names what is.
         KeyboardInterrupt: A signal asked to stop; nothing is left.

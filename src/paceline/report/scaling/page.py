@@ -78,16 +78,13 @@ def _unbroken(sentence: str) -> str:
 
 
 def write_scaling_report(study_dir: Path, path: Path | None = None) -> Path:
-    """Write a study's page; called by one process, not a collective.
+    """Write a study's page, and give its path; called by one process, not a collective.
 
     Works at any time: what isn't measured yet, failed or is damaged is said to be so on the page.
     The page is one file that needs no network.
 
     Args:
         path: Where to; by default `report.html` in it.
-
-    Returns:
-        The path of the page.
 
     Raises:
         UsageError: Something else is in the place that was named.

@@ -48,7 +48,6 @@ def _flushed(code: int, needs_output: bool) -> int:
     """Write what is still buffered: a result that can't be written is a failure.
 
     Args:
-        code: The command's exit code.
         needs_output: Whether what it prints is all that it is for.
 
     Returns:

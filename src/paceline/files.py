@@ -119,7 +119,6 @@ def replacing(
     Written under another name in the same directory, synced, renamed, directory synced.
 
     Args:
-        path: The file.
         opener: As of `open`: by default the file has the user's usual mode.
         temporary: The other name.
 

@@ -11,7 +11,7 @@ from paceline.cli.app import main
 from paceline.errors import ExitCode
 from paceline.provision.aws.orphaned_resources import find_orphaned
 from tests.cli.conftest import Paceline
-from tests.provision.aws.account import Account, own_home, served
+from tests.provision.aws.account import Account, emptied, served
 
 pytestmark = pytest.mark.xdist_group("aws")
 
@@ -26,10 +26,7 @@ def moto() -> Iterator[Account]:
 
 @pytest.fixture
 def account(moto: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
-    moto.reset()
-    for name, value in moto.environment(own_home(tmp_path / "home")).items():
-        monkeypatch.setenv(name, value)
-    return moto
+    return emptied(moto, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

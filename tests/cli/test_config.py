@@ -12,10 +12,10 @@ import pytest
 from paceline.cli import scale_options
 from paceline.cli.app import main
 from paceline.cli.commands import tune, verify
-from paceline.cli.scale_commands import idle_without, without_idle
 from paceline.errors import ExitCode
 from paceline.options.command_line import INTERNAL_VARIABLES, read_options
 from paceline.options.config_file import CONFIG
+from paceline.scaling.commands import idle_without, without_idle
 from paceline.training.config import training_options
 
 _GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run" / "run.json"

@@ -15,7 +15,7 @@ from paceline.cli.app import main as command
 from paceline.cli.commands import watch
 from paceline.cli.commands.watch import lines_of, main
 from paceline.errors import ExitCode
-from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, write_live
+from paceline.launch.watchdog.stragglers import live_path, write_live
 from paceline.report.live import RunFollower, RunStatus
 from paceline.results.metrics_table import (
     STEPS,
@@ -27,6 +27,7 @@ from paceline.results.metrics_table import (
 )
 from paceline.results.run_directory import RunDirectory
 from tests.cli.conftest import Paceline, newest_step, wait_for_step
+from tests.launch.watchdog import states
 
 GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run"
 
@@ -120,16 +121,7 @@ def test_the_figures_fit_the_terminal(run: RunDirectory, width: int) -> None:
     assert "backward" in text
 
 
-FAST = WorkerSpeed(
-    rank=0,
-    host="node0",
-    step=1400,
-    doing="evaluate",
-    step_s=0.1,
-    compute_s=0.04,
-    waiting_s=0.05,
-    data_s=0.01,
-)
+FAST = replace(states.FAST, step=1400, doing="evaluate")
 SLOW = replace(FAST, rank=3, host="node1", doing="step", compute_s=0.03, waiting_s=0, data_s=0.07)
 
 

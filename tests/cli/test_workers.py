@@ -10,19 +10,11 @@ from rich.console import Console
 from paceline.cli.app import main as paceline
 from paceline.cli.commands.workers import live_view, main, table_of
 from paceline.errors import UsageError
-from paceline.launch.watchdog.stragglers import WorkerSpeed, live_path, remove_live, write_live
+from paceline.launch.watchdog.stragglers import live_path, remove_live, write_live
 from paceline.results.run_directory import RunDirectory
+from tests.launch.watchdog import states
 
-_FAST = WorkerSpeed(
-    rank=0,
-    host="node0",
-    step=1400,
-    doing="step",
-    step_s=0.1,
-    compute_s=0.04,
-    waiting_s=0.05,
-    data_s=0.01,
-)
+_FAST = replace(states.FAST, step=1400)
 _SLOW = replace(_FAST, rank=12, host="node1", compute_s=0.03, waiting_s=0.0, data_s=0.07)
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import paceline
-from paceline.optim.rate import scaled_lr
+from paceline.optim.schedule import scaled_lr
 from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import TrainConfig
 from paceline.training.recipe import load_recipe

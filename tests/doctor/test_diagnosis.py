@@ -1,7 +1,7 @@
 """The examination with scripted probes: who is asked what, and who is left out when."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import final
 
@@ -29,13 +29,13 @@ Script = Callable[[str, Question], Answer | None]
 
 
 @final
-class ScriptedLine:
+class ScriptedProbe:
     """A probe that isn't there."""
 
     def __init__(self, host: str, script: Script) -> None:
         self._host = host
         self._script = script
-        self._answers: list[Mapping[str, object]] = []
+        self._answers: list[dict[str, object]] = []
         self.asked: list[Question] = []
 
     def send(self, message: Question) -> None:
@@ -45,14 +45,11 @@ class ScriptedLine:
         said = {"number": message["number"], **answer}
         self._answers.append(json.loads(json.dumps(said)))
 
-    def receive(self, timeout_s: float) -> Mapping[str, object]:
+    def messages(self, timeout_s: float) -> Iterator[dict[str, object]]:
         answer = self._answers.pop(0)
         if "silent" in answer:
             raise InfrastructureError("no answer in 2 s")
-        return answer
-
-    def end(self) -> None:
-        return
+        yield answer
 
 
 def facts_of(host: str) -> HostFacts:
@@ -100,10 +97,10 @@ def usual(host: str, question: Question) -> Answer:
 def examined(
     script: Script = lambda host, question: None, wish: DiagnosisRequest | None = None
 ) -> tuple[Diagnosis, dict[str, list[Question]]]:
-    lines = {name: ScriptedLine(name, script) for name in NAMES}
-    pool = HostPool([PooledHost(name=name, line=line) for name, line in lines.items()])
+    probes = {name: ScriptedProbe(name, script) for name in NAMES}
+    pool = HostPool([PooledHost(name=name, probe=probe) for name, probe in probes.items()])
     found = Examination(pool, wish or DiagnosisRequest(), lambda text: None).run()
-    return found, {name: line.asked for name, line in lines.items()}
+    return found, {name: probe.asked for name, probe in probes.items()}
 
 
 def bad(found: Diagnosis) -> list[tuple[tuple[str, ...], str, str]]:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,13 +17,31 @@ from paceline.doctor.diagnosis import DiagnosisRequest
 from paceline.doctor.host_pool import HostPool, PooledHost
 from paceline.doctor.probes.handshake import Tokens
 from paceline.doctor.runner import TrainingPlace, examine_here, examine_hosts
-from paceline.doctor.transport import LocalLine
-from paceline.errors import ExitCode, InfrastructureError
+from paceline.errors import ExitCode
+from paceline.launch.ssh.connection import connect
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
+from paceline.launch.ssh.ssh import AGENT_HERE
 from tests.launch.waiting import alive, patient, until
 
 DIGITS = {"reference": "paceline.recipes.digits:digits", "arguments": {}, "seed": 0}
+
+
+@contextmanager
+def probes_here(*names: str) -> Iterator[tuple[HostPool, Tokens]]:
+    """Have a probe for each of these names on this machine."""
+    hosts, tokens = [Host(name=name, directory=".") for name in names], Tokens.made()
+    with connect(hosts, HostsOptions(), here=True) as fleet:
+        probes = [c.start("paceline.doctor.probe", {"tokens": asdict(tokens)}) for c in fleet.all]
+        pool = [PooledHost(name=n, probe=p) for n, p in zip(names, probes, strict=True)]
+        yield HostPool(pool), tokens
+
+
+def pid_of(pool: HostPool) -> int:
+    """Give the process of the first host's probe, once it answers: its agent's child."""
+    assert pool.query({pool.names[0]: {"ask": "close"}}, 60)[1] == {}
+    agent = next(p for p in psutil.Process().children() if AGENT_HERE[-1] in p.cmdline())
+    return agent.children()[0].pid
 
 
 @pytest.mark.slow
@@ -41,16 +62,14 @@ def test_this_machine(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
-    """It is ended by the kernel: its starter has no time to do it."""
+def test_a_probe_ends_with_what_started_it() -> None:
+    """It is ended by its agent: its starter has no time to do it."""
     code = (
-        "import os, signal, sys\n"
-        "from paceline.doctor.transport import LocalLine\n"
-        "line = LocalLine({'tokens': {}})\n"
-        "line.send({'ask': 'close', 'number': 1})\n"
-        "line.receive(60)\n"
-        "print(line._process.pid, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal\n"
+        "from tests.doctor.test_runner import probes_here, pid_of\n"
+        "with probes_here('a') as (pool, _):\n"
+        "    print(pid_of(pool), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -65,67 +84,47 @@ def test_a_probe_ends_with_what_started_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_questions_that_a_probe_does_not_know_are_problems() -> None:
-    line = LocalLine({"tokens": asdict(Tokens.made())})
-    try:
-        pool = HostPool([PooledHost(name="a", line=line)])
+    with probes_here("a") as (pool, _):
         answers, problems = pool.query_all({"ask": "fly"}, 60)
         assert answers == {}
         assert "fly" in problems["a"]
         answers, problems = pool.query_all({"ask": "names", "names": ["localhost"]}, 60)
         assert answers == {"a": {"localhost": "127.0.0.1"}}
-    finally:
-        line.end()
 
 
 def test_a_probe_that_dies_is_told_of() -> None:
-    line = LocalLine({"tokens": asdict(Tokens.made())})
-    line._process.kill()
-    with pytest.raises(InfrastructureError, match="its probe has ended"):
-        line.receive(60)
-    pool = HostPool([PooledHost(name="a", line=line)])
-    assert pool.query_all({"ask": "facts"}, 60)[1].keys() == {"a"}
-    assert [(f.hosts, f.state) for f in pool.losses] == [(("a",), "fault")]
-    line.end()
+    with probes_here("a") as (pool, _):
+        os.kill(pid_of(pool), signal.SIGKILL)
+        assert "code -9" in pool.query_all({"ask": "facts"}, 60)[1]["a"]
+        assert [(f.hosts, f.state) for f in pool.losses] == [(("a",), "fault")]
 
 
 @pytest.mark.slow
 def test_the_tokens_are_in_no_command_line_and_no_environment() -> None:
-    tokens = Tokens.made()
-    line = LocalLine({"tokens": asdict(tokens)})
-    try:
-        line.send({"ask": "close", "number": 1})
-        line.receive(60)
-        place = Path(f"/proc/{line._process.pid}")
+    with probes_here("a") as (pool, tokens):
+        place = Path(f"/proc/{pid_of(pool)}")
         shown = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
         assert tokens.asks.encode() not in shown
         assert tokens.answers.encode() not in shown
         assert json.dumps(asdict(tokens)).encode() not in shown
-    finally:
-        line.end()
 
 
 @pytest.mark.slow
 def test_an_all_reduce_of_two_probes() -> None:
-    tokens = asdict(Tokens.made())
-    lines = {name: LocalLine({"tokens": tokens}) for name in ("a", "b")}
-    try:
-        pool = HostPool([PooledHost(name=name, line=line) for name, line in lines.items()])
+    with probes_here("a", "b") as (pool, _):
         store = {"ask": "store", "address": "127.0.0.1", "timeout_s": 60}
         kept, _ = pool.query({"a": store}, 60)
         port = kept["a"]["port"]
-        listening = psutil.Process(lines["a"]._process.pid).net_connections("inet")
+        listening = psutil.Process(pid_of(pool)).net_connections("inet")
         assert {c.laddr for c in listening if c.status == "LISTEN"} == {("127.0.0.1", port)}
         plan = {"ask": "all_reduce", "world_size": 2, "master": "127.0.0.1", "port": port}
         plan |= {"interface": "lo", "size_bytes": 1 << 20, "timeout_s": 60}
-        asked = {name: {**plan, "rank": rank} for rank, name in enumerate(lines)}
+        asked = {name: {**plan, "rank": rank} for rank, name in enumerate(pool.names)}
         answers, problems = pool.query(asked, 120)
         assert problems == {}
         for answer in answers.values():
             assert answer["is_right"] is True
             assert 0 < float(str(answer["seconds"])) < 60
-    finally:
-        for line in lines.values():
-            line.end()
 
 
 _SSH = """#!/bin/sh

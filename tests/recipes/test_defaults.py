@@ -11,8 +11,7 @@ from paceline.data.augment import uniforms
 from paceline.data.memory import TensorData
 from paceline.models.wideresnet import WideResNet
 from paceline.optim.options import OptimOptions
-from paceline.optim.rate import scaled_lr
-from paceline.optim.schedule import build_schedule
+from paceline.optim.schedule import build_schedule, scaled_lr
 from paceline.options.fields import OptionValue
 from paceline.recipes.registry import reference_of
 from paceline.training.config import TrainConfig, merge

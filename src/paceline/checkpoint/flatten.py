@@ -86,7 +86,6 @@ def restore_optimizer(
         optimizer: A fresh one, built as the saved one was.
         named_parameters: The unwrapped model's `named_parameters()`.
         tensors: On any device; they are copied to the parameters' devices and memory formats.
-        state: The JSON.
 
     Raises:
         SnapshotError: Optimizer, parameters, their groups or shapes differ; the first differences

@@ -89,7 +89,6 @@ def copy_to_host(snapshot: Snapshot, reuse: HostTensors | None = None) -> HostSn
     """Copy a snapshot to the host; the caller may change its tensors and state right after.
 
     Args:
-        snapshot: What to copy.
         reuse: Memory of an earlier copy that nobody reads any more; used where names, types and
             shapes still are the same.
 
@@ -132,7 +131,6 @@ def write_host_snapshot(
     Args:
         directory: A new one, made here with its parent's permissions; or an old snapshot's, which
             no reader looks for any more.
-        host: What to write.
         phase: Called with "begin", each file's name and "synced".
         over: Whether the directory is there already; what can be of its files is written over.
 

@@ -44,10 +44,6 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_body(content: bytes, path: Path | str) -> Mapping[str, object]:
     """Check that a manifest of any format version is as it was written.
 
-    Args:
-        content: The file's bytes.
-        path: The file, for messages.
-
     Returns:
         The manifest's entries, "format" among them as an integer.
 
@@ -66,10 +62,6 @@ def decode_body(content: bytes, path: Path | str) -> Mapping[str, object]:
 
 def read_manifest(content: bytes, path: Path | str) -> Manifest:
     """Read a manifest.
-
-    Args:
-        content: The file's bytes.
-        path: The file, for messages.
 
     Raises:
         SnapshotError: It is damaged, its format version is unknown, or the entries can't be.

@@ -53,7 +53,6 @@ class SnapshotStore:
         """Name the directory; it is made by the first `publish`.
 
         Args:
-            directory: Where the snapshots are.
             keep_last: How many of the newest are kept, besides the best.
 
         Raises:
@@ -79,7 +78,6 @@ class SnapshotStore:
         `drop_spares` removes them.
 
         Args:
-            host: What to write.
             best: Point `best.json` to it.
             phase: Called after each phase with its name (tests put faults here).
 
@@ -121,7 +119,6 @@ class SnapshotStore:
         Args:
             manifest: Of the snapshot, as its host has it.
             pieces: Its files; see `write_received`.
-            phase: As for `publish`.
 
         Returns:
             The snapshot's directory. It is to be verified when it is read, as any other.

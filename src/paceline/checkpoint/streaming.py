@@ -45,8 +45,6 @@ def read_pieces(
     """Read a snapshot's files in the order of `pieces_of`, and check them once more.
 
     Args:
-        directory: The snapshot.
-        manifest: Its manifest.
         into: Where each piece is put; at least `PIECE_BYTES`.
 
     Returns:
@@ -79,7 +77,6 @@ def write_received(directory: Path, content: bytes, pieces: Iterable[Piece]) -> 
 
     Args:
         directory: Made here, with its parent's permissions; that must exist.
-        content: The manifest's bytes.
         pieces: Its files, each whole before the next begins; in no more memory than a piece.
 
     Raises:

@@ -33,7 +33,6 @@ class SnapshotWriter:
         """Start nothing yet: the thread starts with the first snapshot.
 
         Args:
-            store: Where snapshots are published.
             report: Called with one line per failed write, on the writer's thread.
             on_written: Called with the seconds of each that is written, on the writer's thread.
         """
@@ -55,7 +54,6 @@ class SnapshotWriter:
         Args:
             snapshot: Its tensors are copied (from CUDA: in stream order, without a host sync) and
                 its state is encoded before this returns.
-            best: Mark it as the best one.
             wait: Where another is still being written, wait for it rather than skip this one. Best
                 ones and the last one want this.
 
@@ -90,7 +88,6 @@ class SnapshotWriter:
         """Wait as `flush`; where the last snapshot offered isn't on disk, try again for a while.
 
         Args:
-            limit_s: For how long.
             is_cut_short: Asked before every try but the first: whether to give up.
 
         Returns:

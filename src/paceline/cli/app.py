@@ -69,9 +69,6 @@ def prints_its_result(tokens: Sequence[str]) -> bool:
     """Tell whether a command is for what it prints, so that it fails where that can't be written.
 
     Other commands do what they are for, and may go on without anybody to tell.
-
-    Args:
-        tokens: Of the command line, after `paceline`.
     """
     command = COMMANDS.get(tokens[0]) if tokens else None
     return (

@@ -34,9 +34,6 @@ class ClusterChoice:
     def check(self, on: str) -> None:
         """Refuse options that mean nothing for where the training goes.
 
-        Args:
-            on: `--on`.
-
         Raises:
             UsageError: Such an option was given.
         """
@@ -53,11 +50,7 @@ class ClusterChoice:
                 raise UsageError(f"{flag(name)} has no effect without {_needed(name)}{here}")
 
     def plans_alone(self, on: str) -> bool:
-        """Tell whether `--dry-run` was given for a training that no cluster is to start.
-
-        Args:
-            on: `--on`.
-        """
+        """Tell whether `--dry-run` was given for a training that no cluster is to start."""
         return self.cluster.dry_run and on not in launchers()
 
 
@@ -102,11 +95,8 @@ def submit(
     """Hand a training to the cluster that `--on` names. Returns the exit code.
 
     Args:
-        elsewhere: What was said about it.
-        config: The options of the training.
         command: Words of the command that is to run there.
         name: Of the recipe or script, fit for a file's name.
-        run_dir: As the command has it.
     """
     elsewhere.check(config.launch.on)
     options = elsewhere.cluster
@@ -137,9 +127,6 @@ def run_dir_there(name: str) -> str:
     """Name a run directory for a training elsewhere: below the working directory that it has there.
 
     What is there can't be seen from here: four random digits make the name one of its own.
-
-    Args:
-        name: Of the training.
     """
     return f"{USUAL_FOLDER}/{usual_name(name, datetime.now())}-{secrets.token_hex(2)}"
 

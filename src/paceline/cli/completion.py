@@ -75,10 +75,6 @@ _WITHOUT_WORD = frozenset({"recipes", "aws"})
 def completion_script(shell: str, commands: Mapping[str, tuple[str, str]]) -> str:
     """Write the script that a shell reads once; it starts nothing when it completes.
 
-    Args:
-        shell: Which shell it is for.
-        commands: Module and help of each command.
-
     Raises:
         UsageError: It is for no such shell.
     """

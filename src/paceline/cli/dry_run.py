@@ -81,7 +81,7 @@ def _workers(launch: Launch) -> int:
     if place.hosts is not None:
         slots = [host.slots for host in place.hosts.read()]
         return sum(count or 0 for count in slots) if all(slots) else 0
-    return place.workers * (place.nodes if place.node is not None else 1)
+    return place.workers * (1 if place.node is None else place.node.nodes)
 
 
 def _steps(job: "Job", config: TrainConfig, workers: int) -> str:
@@ -119,7 +119,6 @@ def training_bytes(model: "nn.Module", config: TrainConfig) -> tuple[int, int, i
 
     Args:
         model: Is moved there, and can't be used any more.
-        config: The options of the training.
     """
     import torch
 

@@ -25,8 +25,6 @@ def output_options(quiet: str, verbose: str, as_json: str) -> tuple[OptionField,
 
     Args:
         quiet: What `--quiet` does, for its help; likewise the others.
-        verbose: What `--verbose` does.
-        as_json: What `--json` does.
     """
     texts = {"quiet": quiet, "verbose": verbose, "json": as_json}
     return tuple(
@@ -106,7 +104,6 @@ class Output:
 
         Args:
             run: The run directory, of which `summary.json` is printed where there is one.
-            code: The command's exit code.
         """
         if not self.json:
             return
@@ -122,7 +119,6 @@ class Output:
         """With `--verbose` or `--dry-run`, say which settings aren't the defaults.
 
         Args:
-            request: The training.
             given: Where each option that was given is from, by name; the others are the recipe's.
             dry_run: They are a part of what the command is for.
 
@@ -143,12 +139,7 @@ FULL_OUTPUT = Output()
 
 
 def changed_settings(request: TrainRequest, given: Mapping[str, str]) -> list[str]:
-    """List the settings that were given or aren't the defaults, a line each, and where from.
-
-    Args:
-        request: The training.
-        given: As for `Output.print_settings`.
-    """
+    """List the settings that were given or aren't the defaults, a line each, and where from."""
     defaults = {name: option.default for name, option in training_options().items()}
     shown = {
         name: value

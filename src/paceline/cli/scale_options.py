@@ -3,16 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.cli.scale_commands import (
-    HOSTS,
-    ONLY_TRAINED,
-    StudyCommands,
-    StudyHosts,
-    fills,
-    idle_without,
-    usual_method,
-    without_idle,
-)
 from paceline.cli.target import NOT_OF_TRIALS, Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import UsageError
@@ -29,6 +19,16 @@ from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.shell import command_line
 from paceline.results.json_object import as_read_back
 from paceline.runtime.placement import check_workers, count_gpus
+from paceline.scaling.commands import (
+    HOSTS,
+    ONLY_TRAINED,
+    StudyCommands,
+    StudyHosts,
+    fills,
+    idle_without,
+    usual_method,
+    without_idle,
+)
 from paceline.scaling.options import (
     ScaleOptions,
     parse_methods,

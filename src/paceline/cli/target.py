@@ -48,8 +48,6 @@ class Target:
         """Read a command line.
 
         Args:
-            tokens: After the command's name.
-            usage: Of the command, for an error.
             what: The command needs, such as "what to measure".
 
         Raises:
@@ -104,8 +102,6 @@ def take_target(
     """Take a recipe or a script off a command line, else out of the file of its `--config`.
 
     Args:
-        tokens: The command's own words.
-        usage: Of the command, for an error.
         what: The command needs, such as "what to measure".
         default: The recipe where nothing names one.
 
@@ -132,9 +128,6 @@ def take_target(
 
 def _take_script_of_run(tokens: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Take a script out of the `run.json` of `--config`, where the command line names nothing.
-
-    Args:
-        tokens: After the command's name.
 
     Returns:
         Its path, and its arguments: those after `--` where there are any, else the run's. None
@@ -167,7 +160,6 @@ def refuse_another(trained: str, recipe: str | None, config: ConfigFile | None) 
     Args:
         trained: What is trained instead, as the error says it.
         recipe: Its recipe; None for a script.
-        config: The file, if there is one.
 
     Raises:
         UsageError: It is.
@@ -230,7 +222,6 @@ def list_training_options(
     Args:
         recipe: Whose arguments and defaults are shown, if it is known.
         is_script: Whether the training is a script, which has fewer.
-        without: Names of those that the command settles.
     """
     every = script_options() if is_script else training_options()
     options = {name: option for name, option in every.items() if name not in without}
@@ -250,12 +241,7 @@ def parse_with_own(
     """Read a command's options apart from those of the training that it starts.
 
     Args:
-        kind: Dataclass of the command's own options.
         command: Name to show, for example `paceline scale digits`.
-        about: What `--help` says first.
-        tokens: The command's own words.
-        listed: All options that it takes.
-        settled: As for `read_options`.
 
     Returns:
         Its own options, and those of the training that were given.

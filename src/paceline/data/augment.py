@@ -100,7 +100,6 @@ def uniforms(seed: int, epoch: int, indices: Tensor, stream: int, count: int) ->
     """Draw numbers in [0, 1) for samples.
 
     Args:
-        seed: The training's seed.
         epoch: 0 for the first.
         indices: Sample indices, int64 (N,), on any device.
         stream: Which use this is (the position of an augmentation in its list).

@@ -93,7 +93,6 @@ def map_tensors(
 
     Args:
         content: Tensors, and tuples, lists, dictionaries and dataclasses of them, at any depth.
-        change: The function.
         movable: What becomes of an object with a method `to` of its own, such as a batch of graphs
             or a `PackedSequence`; without it such a one is like any other.
     """
@@ -149,8 +148,6 @@ def _rows(content: object, kept: slice, samples: int) -> object:
     Args:
         content: Of the batch, or a part of it. A tuple or list with an element for each sample is
             cut itself, unless its elements are whole tensors of all samples.
-        kept: Which samples.
-        samples: How many the batch has.
 
     Raises:
         UsageError: Nobody knows how to cut it.

@@ -34,7 +34,6 @@ def decoded_to(content: bytes, size: int) -> Tensor:
     of grey become 8, an orientation that the camera noted is not applied.
 
     Args:
-        content: Of the file.
         size: Height and width wanted, in pixels.
 
     Returns:

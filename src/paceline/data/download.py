@@ -56,7 +56,6 @@ def download_files(
 
     Args:
         directory: Made if need be.
-        files: What must be there in the end.
         mirrors: Addresses under which each file's name is found, tried in this order.
         report: Told what is being downloaded, by the worker that downloads.
 
@@ -235,7 +234,6 @@ def find_files(
     Every worker may call this at once: one of a node downloads and unpacks, the others wait.
 
     Args:
-        wanted: The data set.
         data_dir: Holds the files, or `folder` with the files, or the archive.
         download: Whether a missing archive may be downloaded into `data_dir`.
         report: Told what is being downloaded or unpacked.

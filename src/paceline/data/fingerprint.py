@@ -42,9 +42,6 @@ def data_fingerprint(data: object) -> str:
     Tensors of whole numbers are looked at in a few places. Floats aren't: two hosts may round what
     a script has computed differently. Of other data sets nothing is read: items may be random, or
     slow.
-
-    Args:
-        data: Any data set.
     """
     size = f" of {len(data):,} samples" if isinstance(data, Sized) else ""
     name = type(data).__name__
@@ -63,9 +60,6 @@ def picked_samples(data: object) -> str:
 
     Data sets in a data set's attributes are looked at as well, as where one wraps a subset for its
     transforms. No sample is read.
-
-    Args:
-        data: Any data set.
 
     Returns:
         Such as `200 samples, 1f4b7a90`; empty where there is no subset.
@@ -117,9 +111,6 @@ def describe_state(data: object) -> tuple[object, ...]:
     count by what they are, tensors and arrays by where they lie, by a few elements and by the
     changes that torch counts, functions by which they are, long lists by their length and some
     items. Nothing is read by item.
-
-    Args:
-        data: Any data set.
     """
     return tuple(islice(_looks(data), _MAX_LOOKS))
 
@@ -128,10 +119,6 @@ def find_held(holders: Iterable[object], kinds: type | tuple[type, ...]) -> list
     """Find objects among others, and in what their attributes hold. Nearest first.
 
     Long lists aren't looked through, nor are classes, modules, functions and the like.
-
-    Args:
-        holders: Data sets, say.
-        kinds: Of the objects.
     """
     found, waiting, seen = list[Any](), deque(holders), set[int]()
     while waiting and len(seen) < _MAX_LOOKS:

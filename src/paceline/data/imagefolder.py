@@ -197,7 +197,6 @@ def find_broken(
     the others wait and read what it found.
 
     Args:
-        tree: The images.
         size: Of the images that will be wanted: they are decoded in the same way now as later.
         cache_dir: Where the result is kept; the default is `.paceline` in the tree's root, or
             `~/.cache/paceline` where that can't be written.

@@ -90,7 +90,6 @@ class MemorySource(BatchSource):
         """Move the data to the device.
 
         Args:
-            data: What to serve.
             device: Where the data is kept and batches are made.
             memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
             augment: Applied in this order to training batches, before normalisation.
@@ -361,11 +360,6 @@ def synthetic_images(
     """Make random images and labels; there is nothing in them to learn.
 
     Args:
-        samples: Number of images.
-        channels: Channels of an image.
-        height: Pixels.
-        width: Pixels.
-        classes: Number of classes.
         seed: Another seed gives other data.
 
     Raises:

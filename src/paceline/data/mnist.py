@@ -263,7 +263,9 @@ def _load_part(
     kind: _IdxSet, name: str, data_dir: Path, files: tuple[RemoteFile, RemoteFile]
 ) -> TensorData:
     images_path, labels_path = (_find(kind, data_dir, f) or data_dir / f.name for f in files)
-    images_advice, labels_advice = (_advice(kind, file) for file in files)
+    images_advice, labels_advice = (
+        f"Delete it and get it from {kind.mirrors[0]}{file.name}" for file in files
+    )
     images = read_idx(images_path, images_advice)
     labels = read_idx(labels_path, labels_advice)
     # Files may be whole and still not be these: check shapes and labels before they are used.
@@ -291,7 +293,3 @@ def _load_part(
         mean=kind.mean,
         std=kind.std,
     )
-
-
-def _advice(kind: _IdxSet, file: RemoteFile) -> str:
-    return f"Delete it and get it from {kind.mirrors[0]}{file.name}"

@@ -86,10 +86,6 @@ def check_shards(shards: int, global_batch: int) -> None:
 def choose_global_batch(options: DataOptions, world_size: int) -> int:
     """Settle the global batch; `DEFAULT_GLOBAL_BATCH` where nobody says a size.
 
-    Args:
-        options: What the user and the recipe say.
-        world_size: Number of workers.
-
     Raises:
         UsageError: The two sizes disagree, or there are more workers than samples in a batch.
     """

@@ -88,8 +88,6 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> Indices:
     depend on the sorting algorithm.
 
     Args:
-        num_samples: Size of the data set.
-        seed: The training's seed.
         epoch: 0 for the first.
 
     Returns:
@@ -115,8 +113,6 @@ def cut(total: int, part: int, parts: int, bounds: Sequence[int] = ()) -> tuple[
 
     Args:
         total: Items, such as the samples of a batch that may be short.
-        part: Which part.
-        parts: How many there are.
         bounds: Ascending, from 0 to the size of a full batch, parts + 1 of them; empty for `share`.
 
     Returns:

@@ -245,9 +245,6 @@ def pack_images(
     Args:
         source: Holds `train`, and usually `val` and `test`; each holds one folder a class.
         out: The directory to make; nothing else than this packed folder may be there.
-        options: Size, processes, what becomes of broken images.
-        report: Told in words what happens.
-        progress: Told after each block.
         block_bytes: About how much is decoded, written and checked together.
 
     Returns:

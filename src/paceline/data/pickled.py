@@ -47,7 +47,6 @@ def read_pickled(path: Path, advice: str = "") -> Mapping[str, object]:
     """Read a pickled dictionary of plain values and arrays of unsigned bytes.
 
     Args:
-        path: The file.
         advice: Where to get a good copy; added to every error message.
 
     Returns:

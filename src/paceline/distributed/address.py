@@ -65,7 +65,6 @@ def address_of(
     """Decide where this training's workers meet.
 
     Args:
-        init_method: The option.
         placement: Names the host and port of rank 0 where a launcher does.
         agent_store: Whether torch's elastic agent keeps a store there.
         store_file: Where our launcher has made a file for it instead.

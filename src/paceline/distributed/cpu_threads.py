@@ -26,7 +26,6 @@ def bind_near_gpu(group: Group, wanted: NumaAffinity) -> None:
     that srun, mpirun or taskset have left.
 
     Args:
-        group: The workers.
         wanted: `auto`: only where all workers of a node together keep all of their cores; `on`:
             also where some are left unused then; `off`: not at all.
     """
@@ -39,9 +38,7 @@ def bind_to(group: Group, near: frozenset[int], wanted: NumaAffinity) -> None:
     """Keep this worker on these cores, as `bind_near_gpu` says. Collective, on Linux.
 
     Args:
-        group: The workers.
         near: None where they aren't known.
-        wanted: As there.
     """
     own = os.sched_getaffinity(0)
     record = json.dumps([this_node(), sorted(own), sorted(near & own)])
@@ -71,7 +68,6 @@ def describe_cores(device: torch.device, devices: Path = PCI_DEVICES) -> str:
     """Name the cores of a worker that is bound near its GPU, by us or by others; else nothing.
 
     Args:
-        device: The worker's.
         devices: Where the system has a directory for each address.
     """
     address = pci_address(device)

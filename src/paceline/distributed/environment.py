@@ -138,7 +138,6 @@ def read_placement(environment: Environment, options: DistOptions | None = None)
     """Read this worker's place: from the options, else from whoever started it.
 
     Args:
-        environment: Normally `read_environment()`.
         options: Of which `rank`, `world_size` and `local_rank` count before the environment.
 
     Raises:

@@ -48,7 +48,6 @@ def examine(environment: Environment, options: DistOptions) -> tuple[CheckLine, 
     """Find out what a worker started here would find.
 
     Args:
-        environment: Normally `read_environment()`.
         options: As they would be given to `paceline train`.
     """
     findings: list[CheckLine] = []

@@ -33,7 +33,6 @@ def find_route(host: str, requested: str | None, chosen: str) -> Route:
 
     Args:
         host: Rank 0's host; empty where workers meet in a file.
-        requested: `--interface`.
         chosen: GLOO_SOCKET_IFNAME; may be empty.
 
     Raises:

@@ -45,9 +45,7 @@ def open_store(
     """Open the store of this training; a process opens it once, until `leave`.
 
     Args:
-        address: Where workers meet.
         rank: Rank 0 keeps a tcp store.
-        world_size: Number of workers.
         timeout_s: How long to wait for rank 0.
         interface: `--interface`: where rank 0 listens instead of at the address's own host.
 
@@ -116,10 +114,6 @@ def leave(
     """Close the store; the last worker that leaves removes a file (torch's own count misses some).
 
     Args:
-        store: What `of_attempt` gave.
-        address: Where it is.
-        rank: This worker's.
-        world_size: Number of workers.
         meets_again: Whether this process may open a store there once more, for a next session,
             as the others may. Then it waits for them, within a limit.
     """
@@ -171,9 +165,7 @@ def arrive(store: Store, address: Address, placement: Placement, timeout_s: floa
     """Wait until every worker is there, and settle who is on which node. Every worker calls it.
 
     Args:
-        store: This attempt's own, see `of_attempt`.
         address: Where the store is, for messages.
-        placement: This worker's.
         timeout_s: How long to wait for the others.
 
     Returns:
@@ -207,7 +199,6 @@ def settled(placement: Placement, nodes: Sequence[str], local_ranks: Sequence[in
     """Count nodes and their workers.
 
     Args:
-        placement: This worker's.
         nodes: Every worker's node, in rank order.
         local_ranks: As the workers were told. Where two of a node have the same one, they are
             numbered in rank order instead.
@@ -239,8 +230,6 @@ def of_session(store: Store, address: Address, rank: int) -> Store:
     Other stores end with the session, and a rank that comes twice to one of them is an error.
 
     Args:
-        store: The attempt's own, see `of_attempt`.
-        address: Where it is.
         rank: This worker's: all count their sessions alike.
     """
     if address.scheme != "agent":
@@ -254,9 +243,6 @@ def meet_in_file(path: str) -> None:
 
     The launcher of workers on one machine keeps no store at MASTER_PORT, since every user of the
     machine could reach it. A script that sets a port of its own meets there, as it wants.
-
-    Args:
-        path: The file.
     """
     # torch has no public way to replace the handler of env://, which scripts use.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers

@@ -19,7 +19,6 @@ def shared_between_nodes(directory: Path, group: Group) -> bool:
 
     Args:
         directory: Exists on every node; the same name may mean different places.
-        group: All workers.
 
     Returns:
         The same on every worker: False where at least one node has a directory of its own.

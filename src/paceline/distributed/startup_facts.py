@@ -70,10 +70,6 @@ def compare_by_store(
     Three operations a worker, and for rank 0 one more that reads them all.
 
     Args:
-        store: This attempt's own.
-        rank: Of this worker.
-        world_size: Number of workers.
-        facts: This worker's.
         timeout_s: How long the store waits for a worker, for messages.
 
     Raises:

@@ -92,8 +92,6 @@ class Examination:
         """Store what is to be done.
 
         Args:
-            pool: The hosts.
-            request: What is to be examined.
             print_line: Called with what is being done, for the user.
         """
         self._pool = pool

@@ -171,10 +171,7 @@ def choose_address(
     """Choose the address of one of several hosts.
 
     Args:
-        facts: What the host knows of itself.
-        given: What the hostfile says.
         meanings: What its name stands for on the other hosts.
-        interface: `--interface`.
     """
     if interface is not None:
         known = next((known for known in facts.interfaces if known.name == interface), None)
@@ -203,7 +200,6 @@ def meanings_of(
     """List what a name stands for on the other hosts.
 
     Args:
-        name: The host's.
         answers: What each host says of names, by host.
         own: The host whose word doesn't count.
     """

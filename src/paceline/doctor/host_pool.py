@@ -1,15 +1,25 @@
 """The hosts under examination: questioned at once, and left out once they don't answer any more."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 from paceline.doctor.check_result import CheckResult, fault
-from paceline.doctor.transport import ProbeTransport
 from paceline.errors import InfrastructureError
+from paceline.launch.ssh.protocol import Message
 
 Answers = dict[str, Mapping[str, object]]
+
+
+class Probe(Protocol):
+    """A probe on a host; a `RemoteProcess`."""
+
+    def send(self, message: Message) -> None:
+        """Send a message; dropped silently where the probe is gone."""
+
+    def messages(self, timeout_s: float) -> Iterator[Message]:
+        """Iterate over its messages; InfrastructureError where it is silent for longer, or gone."""
 
 
 @dataclass(kw_only=True)
@@ -18,7 +28,7 @@ class PooledHost:
 
     name: str
     """As the user has named it."""
-    line: ProbeTransport
+    probe: Probe
     slots: int | None = None
     """Workers it is to have; None: one for each GPU, or as many as Paceline chooses."""
     address: str | None = None
@@ -70,14 +80,14 @@ class HostPool:
         questioned = [host for host in self.hosts if host.name in questions]
         self._questions += 1
         for host in questioned:
-            host.line.send({"number": self._questions, **questions[host.name]})
+            host.probe.send({"number": self._questions, **questions[host.name]})
         # Collect the answers; all hosts share one deadline.
         answers: Answers = {}
         problems: dict[str, str] = {}
         deadline_s = time.monotonic() + timeout_s
         for host in questioned:
             try:
-                reply = _answer(host.line, self._questions, deadline_s)
+                reply = _answer(host.probe, self._questions, deadline_s)
             except InfrastructureError as error:
                 host.lost = problems[host.name] = str(error)
                 continue
@@ -95,8 +105,10 @@ class HostPool:
         return self.query(dict.fromkeys(self.names, question), timeout_s)
 
 
-def _answer(line: ProbeTransport, number: int, deadline_s: float) -> Mapping[str, object]:
+def _answer(probe: Probe, number: int, deadline_s: float) -> Message:
     while True:
-        reply = line.receive(max(0.05, deadline_s - time.monotonic()))
+        reply = next(probe.messages(max(0.05, deadline_s - time.monotonic())), None)
+        if reply is None:
+            raise InfrastructureError("its probe has ended without a word")
         if reply.get("number") == number:
             return reply

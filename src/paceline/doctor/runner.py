@@ -10,12 +10,13 @@ from paceline.doctor.checks.same import check_launcher
 from paceline.doctor.diagnosis import Diagnosis, DiagnosisRequest, Examination
 from paceline.doctor.host_pool import HostPool, PooledHost
 from paceline.doctor.probes.handshake import Tokens
-from paceline.doctor.transport import PROBE, LocalLine, RemoteLine
+from paceline.errors import InfrastructureError
 from paceline.launch.ssh.connection import connect
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.figures import plural
 
+_PROBE = "paceline.doctor.probe"
 _ROOT = "/"
 """Where probes are started: a directory that is on every host."""
 
@@ -43,17 +44,16 @@ def examine_here(
     """Examine this machine, in a process apart.
 
     Args:
-        request: What is to be examined.
-        place: Where a training would work.
         workers: It is to have; None: as many as Paceline chooses.
         print_line: Called with what is being done, for the user.
     """
-    line = LocalLine({**place.payload(), "tokens": asdict(Tokens.made())})
-    try:
-        pool = HostPool([PooledHost(name=gethostname(), line=line, slots=workers)])
+    with connect([Host(name="here", directory=".")], HostsOptions(), here=True) as fleet:
+        (connection,) = fleet.all
+        if connection.lost:
+            raise InfrastructureError(connection.lost)
+        probe = connection.start(_PROBE, {**place.payload(), "tokens": asdict(Tokens.made())})
+        pool = HostPool([PooledHost(name=gethostname(), probe=probe, slots=workers)])
         return Examination(pool, request, print_line).run()
-    finally:
-        line.end()
 
 
 def examine_hosts(
@@ -66,10 +66,6 @@ def examine_hosts(
     """Examine hosts; those that can't be reached are named, the others examined.
 
     Args:
-        hosts: Which.
-        options: How ssh reaches them.
-        request: What is to be examined.
-        place: Where a training would work.
         print_line: Called with what is being done, for the user.
     """
     print_line(f"connecting to {plural(len(hosts), 'host')}")
@@ -80,9 +76,7 @@ def examine_hosts(
         pooled = [
             PooledHost(
                 name=host.name,
-                line=RemoteLine(
-                    connection.start(PROBE, {**place.payload(host.directory), "tokens": tokens})
-                ),
+                probe=connection.start(_PROBE, {**place.payload(host.directory), "tokens": tokens}),
                 slots=host.slots,
                 address=host.address,
             )

@@ -55,7 +55,6 @@ class Aws:
 
         Args:
             service: For example `ec2`.
-            operation: For example `describe_instances`.
             arguments: As boto3 wants them.
 
         Raises:
@@ -66,15 +65,28 @@ class Aws:
         with _errors_explained(service, operation):
             return Answer(getattr(self._service(service), operation)(**arguments))
 
+    def first(
+        self, operation: str, listed: str, missing: str, **arguments: object
+    ) -> Answer | None:
+        """Give the first that an operation of EC2 lists; None where there is none.
+
+        Args:
+            missing: How the code begins with which AWS says so.
+            arguments: As boto3 wants them.
+        """
+        try:
+            return next(iter(self.call("ec2", operation, **arguments)[listed]), None)
+        except AwsError as error:
+            if error.code.startswith(missing):
+                return None
+            raise
+
     def pages(
         self, service: str, operation: str, listed: str, **arguments: object
     ) -> Iterator[Answer]:
         """Call an operation as often as it has more to list, and give what is listed.
 
         Args:
-            service: As for `call`.
-            operation: As for `call`.
-            listed: The answer's member with the list.
             arguments: As boto3 wants them.
         """
         with _errors_explained(service, operation):

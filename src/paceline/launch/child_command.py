@@ -23,7 +23,6 @@ class ChildCommand:
         """Start it.
 
         Args:
-            command: The command.
             is_read: Whether `read` gives its output; else it goes where ours goes.
         """
         self._process = subprocess.Popen(

@@ -84,7 +84,6 @@ def environment_for(environment: Mapping[str, str], options: type) -> dict[str, 
     Without the options that chose the cluster: the nodes would submit the training themselves.
 
     Args:
-        environment: Of this process.
         options: The dataclass of the launcher's options.
     """
     launcher_options = {

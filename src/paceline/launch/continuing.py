@@ -69,7 +69,6 @@ def note_start(mark: Path, run: Path, *, shared: bool = False) -> int:
 
     Args:
         mark: A file among the run's logs.
-        run: The run directory.
         shared: Whether others may read it.
     """
     before, known = _read_mark(mark)
@@ -99,7 +98,6 @@ def resuming(command: Sequence[str], run_dir: str) -> list[str]:
 
     Args:
         command: The words after `paceline`; the options after the recipe's or script's name.
-        run_dir: The run directory.
     """
     options = list(command[2:])
     if "--" in options:  # a script's own arguments, which the run directory knows

@@ -50,7 +50,6 @@ def follow(job: SubmittedJob, stop: StopRequests) -> int:
     """Show a job's output and states until it has ended. Blocks.
 
     Args:
-        job: Any cluster's.
         stop: The first signal stops it, with a snapshot; the second doesn't wait for that.
 
     Returns:

@@ -127,8 +127,6 @@ class StepNote:
         """Add the steps of a lap to the sums: their number, and where their time went.
 
         Args:
-            steps: How many.
-            total_s: How long they took.
             data_s: The part of it spent waiting for data.
             waiting_s: The part of it spent waiting for other workers.
         """

@@ -50,11 +50,6 @@ def start_apart(
 
     Ctrl-C comes to this process alone, which passes it on once.
 
-    Args:
-        command: Its words.
-        out: Gets all that it prints.
-        environment: Its variables; by default this process's.
-
     Raises:
         OSError: It can't be started.
     """

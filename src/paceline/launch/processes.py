@@ -75,7 +75,6 @@ class WorkerSupervisor:
         Args:
             workers: By rank.
             delivered: Whether the worker of this rank delivered its result.
-            read: Reads the workers' notes.
             print_line: Tells the user what a stop waits for, on the thread.
         """
         self._processes = {rank: find_process(worker.pid) for rank, worker in workers.items()}

@@ -25,7 +25,6 @@ class StopGrace:
         """Compute it from what the workers need.
 
         Args:
-            workers: What each of them tells of itself.
             is_late: Whether what this gave before is over: one that is writing a snapshot by then
                 has all the time that there is.
         """
@@ -89,7 +88,6 @@ class RestartBudget:
         Args:
             kind: The root cause's kind; only an infrastructure failure is worth a retry.
             progress: Step of the newest good snapshot now; growth refills the budget.
-            is_hang: Whether the training hung.
 
         Returns:
             The budget for going on, or None: don't restart.

@@ -27,9 +27,6 @@ def choose_workers(requested: int | None, gpus: int, cores: int, backend: str) -
     """Choose the number of workers for one machine.
 
     Args:
-        requested: The user's number, or None.
-        gpus: GPUs that can be used here.
-        cores: CPU cores that can be used here.
         backend: `auto`; `nccl`, `xccl` or `smddp` (GPU workers); `gloo` (CPU workers).
 
     Raises:
@@ -98,9 +95,6 @@ def threads_per_worker(
     """Choose the CPU threads of each worker.
 
     Args:
-        requested: The user's number, or None.
-        workers: Workers on this machine.
-        cores: CPU cores that can be used here.
         omp_num_threads: The user's OMP_NUM_THREADS, which counts where nothing was asked.
 
     Raises:

@@ -92,7 +92,6 @@ class Advance:
         speed go one after the other. No figure is ever cut.
 
         Args:
-            width: Columns of the terminal.
             plain: The terminal shows ASCII alone.
             widths: The least columns of each figure, so that those behind it stay where they were.
         """

@@ -93,11 +93,6 @@ class StepCounters:
         self._notes: list[tuple[int, int, int]] = []
         """Samples, step and part of each loss."""
 
-    @property
-    def totals(self) -> Totals:
-        """Sums over all this worker's parts."""
-        return Totals.from_row(self.rows().sum(0))
-
     def rows(self) -> Tensor:
         """Give the sums by part: (parts, 4) float64, see `Totals.as_row`."""
         first, *others = self._by_part
@@ -118,11 +113,9 @@ class StepCounters:
 
         Args:
             loss: Scalar mean loss of this worker's samples.
-            samples: How many.
             step: The step it belongs to, to name it where the loss isn't finite.
             outputs: (N, C) scores; kept as they are until they are counted.
             targets: (N,) class numbers, likewise.
-            part: Which of this worker's parts it was.
         """
         self._losses.append(loss.detach())
         self._notes.append((samples, step, part))

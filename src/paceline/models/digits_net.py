@@ -34,13 +34,6 @@ class DigitsNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Classify.
-
-        Args:
-            images: float (N, 1, 8, 8).
-
-        Returns:
-            Logits (N, 10).
-        """
+        """Classify images, float (N, 1, 8, 8): logits (N, 10)."""
         logits: Tensor = self.classifier(self.features(images))
         return logits

@@ -29,12 +29,5 @@ class MnistCnn(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Classify.
-
-        Args:
-            images: float (N, 1, 28, 28).
-
-        Returns:
-            Log-probabilities (N, 10).
-        """
+        """Classify images, float (N, 1, 28, 28): log-probabilities (N, 10)."""
         return F.log_softmax(self.classifier(self.features(images)), dim=1)

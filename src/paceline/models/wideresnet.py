@@ -65,14 +65,7 @@ class WideResNet(nn.Module):
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(third, num_classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Classify.
-
-        Args:
-            images: float (N, channels, H, W), H and W 28 to 55.
-
-        Returns:
-            Logits (N, num_classes).
-        """
+        """Classify images, float (N, channels, H, W), H and W 28 to 55: logits (N, num_classes)."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 

@@ -30,7 +30,6 @@ def build_optimizer(
     novograd and lars write into the gradients during `step`: read or clip gradients before it.
 
     Args:
-        options: Which optimizer, and its options.
         named_parameters: As a module's `named_parameters()`; the group keeps the names.
         lr: Learning rate at factor 1, scaled already.
         fused: Take torch's kernel that updates all weights at once, see `takes_fused`.
@@ -61,7 +60,6 @@ def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> 
 
     Args:
         options: Which optimizer, and whether the user wants it so.
-        device: Where the weights are.
         exact: The same bits are promised, to trainings too that an earlier version began.
     """
     if options.fused is not None:

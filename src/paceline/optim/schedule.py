@@ -1,4 +1,7 @@
-"""Learning-rate schedules as closed forms of the step: nothing to save, nothing to restore."""
+"""The learning rate: scaled to the batch; schedules as closed forms of the step.
+
+Schedules have nothing to save and nothing to restore.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,6 +14,32 @@ from paceline.optim.options import OptimOptions, ScheduleName, schedule_argument
 _ONE_CYCLE_RISING = 0.3
 _ONE_CYCLE_FIRST = 1.0 / 25.0
 _ONE_CYCLE_LAST = _ONE_CYCLE_FIRST / 1e4
+
+
+def scaled_lr(options: OptimOptions, global_batch: int) -> tuple[float, str]:
+    """Scale the learning rate to the global batch.
+
+    Linear keeps the expected change per sample (Goyal et al. 2017, arXiv:1706.02677, §2.1), the
+    square root keeps the variance of the gradient's noise (Krizhevsky 2014, arXiv:1404.5997, §5).
+
+    Args:
+        options: `lr`, `lr_scaling` and `base_batch` are read; they were checked when made.
+        global_batch: Samples in one optimizer step over all workers together.
+
+    Returns:
+        The rate, and one line for the user such as
+        `lr 0.4 = 0.1 x 256/64 (linear, base batch 64)`.
+    """
+    if options.base_batch is None:
+        return options.lr, f"lr {options.lr:.6g} (not scaled with the batch)"
+    base = options.base_batch
+    ratio = global_batch / base
+    if options.lr_scaling == "linear":
+        lr, formula = options.lr * ratio, f"{global_batch}/{base}"
+    else:
+        lr, formula = options.lr * math.sqrt(ratio), f"sqrt({global_batch}/{base})"
+    rule = f"({options.lr_scaling}, base batch {base})"
+    return lr, f"lr {lr:.6g} = {options.lr:.6g} x {formula} {rule}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +86,6 @@ def build_schedule(options: OptimOptions, *, total_steps: int, steps_per_epoch: 
 
     Args:
         options: Schedule and warm-up as the user gave them.
-        total_steps: Optimizer steps of the whole training.
-        steps_per_epoch: Optimizer steps of one epoch.
 
     Raises:
         UsageError: The warm-up is longer than the training.

@@ -127,8 +127,6 @@ def read_options(
 
     Args:
         command: Name to show, for example `paceline train digits`.
-        about: What `--help` says first.
-        tokens: The command line after the command.
         options: What is known; `default` is only shown.
         hint: For an error.
         settled: Names of options of training that the command settles itself. In a file, which may
@@ -230,10 +228,6 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
 
     Others that begin alike may be somebody else's, or another recipe's: nothing is said of them.
 
-    Args:
-        given: Names of variables.
-        options: What is known.
-
     Returns:
         A line for each.
     """
@@ -279,7 +273,6 @@ def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Cal
     """Make a function whose signature cyclopts reads options from; it is never called.
 
     Args:
-        options: What becomes its keywords.
         brief: For help that says of a switch that is off only how it is switched on.
     """
     names = accepted_names(options)
@@ -436,10 +429,6 @@ def names_something(tokens: Sequence[str]) -> bool:
 def take_option(tokens: Sequence[str], name: str) -> tuple[str | None, list[str]]:
     """Take an option with a value off a command line, where it is needed before the others.
 
-    Args:
-        tokens: The command line.
-        name: The option, with its dashes.
-
     Returns:
         Its last value, None where it isn't given; and the other words.
 
@@ -480,9 +469,6 @@ def show_help(
     """Print a command's help: its basic options in short, or all of them in full.
 
     Args:
-        command: As for `read_options`.
-        about: What it says first.
-        options: As for `read_options`.
         tokens: The command line, with `--help-all` for all of them.
 
     Raises:
@@ -521,11 +507,8 @@ def read_command(
     """Read the positional arguments of a command, and its options.
 
     Args:
-        usage: Name to show, for example `paceline export RUN_DIR FILE`. In brackets arguments may
-            be left out.
-        about: What `--help` says first.
-        tokens: The command line after the command.
-        options: As for `read_options`.
+        usage: Name to show, for example `paceline export RUN_DIR FILE`. The last arguments, those
+            in brackets, may be left out.
         words: What each positional argument is, for the error where it is missing.
 
     Raises:
@@ -534,8 +517,10 @@ def read_command(
     """
     if wants_help(tokens):
         show_help(usage, about, options, tokens)
-    given = []
-    for what in words if "[" not in usage or names_something(tokens) else ():
+    given: list[str] = []
+    for what in words:
+        if len(words) - len(given) <= usage.count("[") and not names_something(tokens):
+            break
         word, tokens = take_word(tokens, usage, what)
         given.append(word)
     return given, read_options(usage, about, tokens, options).values

@@ -123,7 +123,6 @@ def without_settled(
     Args:
         config: The file; it may have been written for `paceline train`.
         options: The command's; `workers`, for example, may be several numbers there, as text.
-        settled: Names of options.
 
     Returns:
         The file without them, and where they stand: not of a `run.json`, which has all options.
@@ -148,7 +147,6 @@ def check_config(
     """Check a file's settings against the options that there are.
 
     Args:
-        config: The file.
         options: What is known, with the defaults that count where nobody says anything.
 
     Returns:

@@ -18,10 +18,6 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 def parse_duration_s(text: str, option: str = "") -> float:
     """Read a duration such as `2h`, `1h30m` or `90` (plain numbers are seconds).
 
-    Args:
-        text: As the user wrote it.
-        option: Whose value it is, for the message.
-
     Returns:
         Seconds, greater than zero.
 

@@ -42,7 +42,6 @@ def with_added(
 
     Args:
         ours: Our rows, by name.
-        group: Of the entry points.
         kind: What each has to name an instance of.
         what: What is added, for messages, with `{}` for the name: `--sync {}`.
         reserved: Names that nobody may take, beside those of ours.

@@ -82,7 +82,6 @@ def check_at_least(options: object, **least: int) -> None:
     """Check options that are whole numbers, where they are set.
 
     Args:
-        options: A dataclass of options.
         least: By the name of a field, the least that it may be.
 
     Raises:
@@ -278,8 +277,6 @@ def read_dataclass(kind: type[Shape], content: object, *, strict: bool = False) 
     """Make a dataclass of JSON, with the dataclasses, tuples and mappings that it holds.
 
     Args:
-        kind: The dataclass.
-        content: As JSON gave it.
         strict: Whether names that are unknown here are errors. Otherwise another version may have
             written it, and they don't count.
 
@@ -360,9 +357,6 @@ def unknown_name(name: str, known: Iterable[str], what: str, all_in: str = "") -
     """Say that a name is unknown, with the closest known ones, and where all of them are.
 
     Args:
-        name: As it was given.
-        known: Names that it might have been.
-        what: Kind of name.
         all_in: What lists them all, where they are too many to be listed here.
     """
     names = sorted(known)

@@ -85,10 +85,6 @@ def parse_count(text: str) -> int | None:
 def parse_sizes(text: str, things: str = "nodes") -> tuple[int, ...]:
     """Read whole numbers: `8`, `1,2,4,8`, or doubled from the first to the last, `2..1024`.
 
-    Args:
-        text: As the user wrote it.
-        things: What they count, for the message.
-
     Returns:
         Each once, ascending.
 

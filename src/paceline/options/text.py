@@ -45,6 +45,11 @@ def print_stderr(text: str) -> None:
         print(above_progress(printable(text)), file=sys.stderr, flush=True)
 
 
+def cut(text: str, most: int) -> str:
+    """Cut a text to so many characters, with an ellipsis at its end."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def shortened(text: str) -> str:
     """Cut words of 400 characters and more, such as a number of 5,000 digits."""
     return _LONG_WORD.sub(lambda match: f"{match[0][:_KEPT]}… ({len(match[0]):,} characters)", text)
@@ -72,8 +77,6 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     A command of ours stays in one line where it fits one, so that it can be copied.
 
     Args:
-        text: One paragraph.
-        width: Characters of a line.
         indent: Before each line but the first.
     """
     room = width - len(indent)
@@ -96,7 +99,6 @@ def in_column(line: str, width: int) -> str:
 
     Args:
         line: Any line; one without a label in its margin stays as it is.
-        width: Columns of the terminal.
     """
     label = _LABEL.match(line)
     if label is None or len(line) <= width:
@@ -114,8 +116,6 @@ def fitted(text: str, width: int, *, prose: bool = True) -> str:
     as a stack, stays as it is.
 
     Args:
-        text: Lines.
-        width: Characters of a line.
         prose: Whether lines without a label are sentences of ours; otherwise these stay too.
     """
     lines = []
@@ -139,7 +139,6 @@ def above_progress(text: str, stream: TextIO | None = None) -> str:
     """Make a text overwrite the terminal's current line: progress, `^C` of Ctrl-C.
 
     Args:
-        text: As for `fitting`.
         stream: Where it is printed, by default stderr.
     """
     stream = stream or sys.stderr

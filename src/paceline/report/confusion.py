@@ -36,8 +36,6 @@ def write_confusion(
     Args:
         matrix: Counts, shape (classes, classes), integers; rows are the truth, columns the answers.
         class_names: One for each class; equal ones get a number.
-        png: Where the picture goes.
-        json: Where the numbers go; see `results/confusion.py`.
         snapshot: The name of the snapshot that was evaluated.
 
     Returns:
@@ -87,7 +85,6 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> bytes:
 
     Args:
         counts: Shape (classes, classes), int64; rows are the truth.
-        names: One for each class.
     """
     from matplotlib.figure import Figure
 

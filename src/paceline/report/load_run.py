@@ -75,7 +75,6 @@ class RunReport:
         """Give a figure of the summary, else the newest in the table's column of that name.
 
         Args:
-            name: In the summary.
             column: In the table, where it has another name.
         """
         value = number(self.summary, name)

@@ -23,7 +23,6 @@ def render_page(report: RunReport, follow: str = "") -> str:
     """Render a run as HTML that needs no network; the same run, the same text.
 
     Args:
-        report: The run.
         follow: The version that is shown, where the page is served and loads itself again.
     """
     problems = list(report.problems)
@@ -89,17 +88,13 @@ def _picture(chart: Chart) -> Markup | None:
 
 
 def write_run_report(run: RunDirectory, path: Path | None = None) -> Path:
-    """Write a run's page; called by one process, not a collective.
+    """Write a run's page, and give its path; called by one process, not a collective.
 
     Works at any time: a training that runs, failed or was interrupted gets a page that says so,
     and missing or torn files are said to be so. The page is one file that needs no network.
 
     Args:
-        run: The run directory.
         path: Where to; by default `report.html` in it.
-
-    Returns:
-        The path of the page.
 
     Raises:
         UsageError: Something else is in the place that was named.

@@ -28,7 +28,6 @@ def version_of(directory: Path, state: str = "") -> str:
     """Say what files of a run there are, as far as its page shows them: another text, another page.
 
     Args:
-        directory: Of the run.
         state: What else the page depends on.
     """
     found = [f"{path.name} {_stamp(path)}" for path in _watched(directory)]
@@ -87,8 +86,6 @@ class PageServer(ThreadingHTTPServer):
         """Listen; serves nothing yet.
 
         Args:
-            page: What to serve.
-            host: Address or name to listen on.
             port: 0 for a free one.
 
         Raises:
@@ -122,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _TIMEOUT_S
 
     def do_GET(self) -> None:
+        """Serve the page, and its version, to those who know the secret path; nothing else."""
         base = self.server.path
         if secrets.compare_digest(self.path.encode(), base.encode()):
             self._answer("text/html; charset=utf-8", self.server.page.current()[1])

@@ -24,9 +24,7 @@ def training_tiles(job: Job, seed: int, count: int) -> list[Tile]:
     """Show the first samples of the first epoch as training sees them, augmented.
 
     Args:
-        job: Whose data to show.
         seed: The training's: it gives the order and the random changes.
-        count: Most samples to show.
 
     Raises:
         DataError: There are no samples, they can't be read, or they aren't images with labels.

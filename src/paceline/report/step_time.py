@@ -21,7 +21,6 @@ def read_profile(path: Path, problems: list[str]) -> StepProfile | None:
     """Read a profile; None where there is none yet, or it is damaged.
 
     Args:
-        path: Of `profile.json`.
         problems: Gets a sentence where it can't be read.
     """
     if not path.exists():

@@ -55,7 +55,6 @@ def write_report(path: Path, page: str, usual: Path) -> Path:
 
     Args:
         path: Where to; it may hold an older such page.
-        page: The HTML.
         usual: Its place in the run's or study's own directory, where whatever is there is one.
 
     Raises:
@@ -72,7 +71,6 @@ def refuse_other(path: Path, generator: str, of: str) -> None:
     """Refuse a place where something else than an older page of ours stands.
 
     Args:
-        path: The page.
         generator: What such pages name as the generator.
         of: The commands that write them, for the message.
 
@@ -85,12 +83,6 @@ def refuse_other(path: Path, generator: str, of: str) -> None:
 
 def write_page(path: Path, page: str, generator: str, of: str) -> Path:
     """Write a page over an older one of the same kind, and over nothing else.
-
-    Args:
-        path: Where to.
-        page: The HTML.
-        generator: As for `refuse_other`.
-        of: As for `refuse_other`.
 
     Raises:
         UsageError: There is something else, or it can't be written.

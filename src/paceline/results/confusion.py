@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Self, final
 
 from paceline.files import write_json
+from paceline.options.text import cut
 from paceline.results.json_object import JsonObject, read_object, text, texts
 
 _LABEL_LENGTH = 16
@@ -101,7 +102,6 @@ class Confusion:
         """Read what `write` wrote, or an earlier version did; None where there is none.
 
         Args:
-            path: Of the file.
             problems: Gets a sentence where it can't be read.
         """
         content = read_object(path, problems)
@@ -154,4 +154,4 @@ def strength(count: int, row: Sequence[int]) -> float:
 def shorten(name: str) -> str:
     """Make a class name fit beside the matrix, on one line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
-    return line if len(line) <= _LABEL_LENGTH else f"{line[: _LABEL_LENGTH - 1]}…"
+    return cut(line, _LABEL_LENGTH)

@@ -62,7 +62,6 @@ def read_object(path: Path, problems: list[str], *, expected: bool = False) -> J
     """Read a file that should hold a JSON object; empty where it doesn't, or isn't there.
 
     Args:
-        path: The file.
         problems: Gets a sentence where the file can't be read.
         expected: Whether its absence is a problem.
     """
@@ -87,7 +86,6 @@ def read_text(path: Path, problems: list[str], most_bytes: int = JSON_MAX_BYTES)
     """Read a text file; empty where it can't be read, or isn't there.
 
     Args:
-        path: The file.
         problems: Gets a sentence where the file can't be read.
         most_bytes: A larger file is a problem.
     """

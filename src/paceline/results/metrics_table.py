@@ -185,10 +185,8 @@ def start_table(
     dropped: a power cut may leave less of the table than of the snapshots, or zeros.
 
     Args:
-        path: Of the table.
         completed: How many epochs (or steps) the training has behind it.
         saved: Their rows, as the snapshot has them; they count before those of the table.
-        table: Which one it is.
     """
     present = {key: row for row in read_table(path, table) if (key := int(row[table.key]))}
     known = {int(row[table.key]): row for row in saved if _has_key(row, table)}
@@ -219,10 +217,7 @@ def append_rows(
     """Add rows, all of them or none.
 
     Args:
-        path: Of the table.
-        new: The rows.
         synced: Wait until they, and all before them, survive a power cut.
-        table: Which one it is.
 
     Raises:
         OSError: The disk is full, or the table as large as it may get; it is as it was.
@@ -302,9 +297,7 @@ def read_metrics(path: Path, problems: list[str], table: TableFormat = EPOCHS) -
     """Read a table by columns, whole or not; see `parse_metrics`.
 
     Args:
-        path: Of the table.
         problems: Gets a sentence where the file can't be read.
-        table: Which one it is.
     """
     return parse_metrics(read_text(path, problems, TABLE_MAX_BYTES), table)
 

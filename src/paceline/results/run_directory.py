@@ -117,7 +117,6 @@ class RunDirectory:
 
         Args:
             name: Of the training; what can't stand in a directory's name becomes a dash.
-            moment: When it was started.
         """
         return RunDirectory.named(USUAL_FOLDER / usual_name(name, moment))
 

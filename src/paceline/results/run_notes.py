@@ -42,8 +42,6 @@ class RunNotes:
         """Read what there is: `notes.json`, else what the training began with.
 
         Args:
-            run: The run directory.
-            description: Its `run.json`.
             problems: Gets a sentence where `notes.json` can't be read.
         """
         changed = read_object(run.notes_json, problems)

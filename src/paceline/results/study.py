@@ -273,7 +273,6 @@ def require_study(directory: Path, *, sizes: bool = False, settings: bool = Fals
     """Read a study that has to be one.
 
     Args:
-        directory: Of the study.
         sizes: Whether what it says of each size has to be right as well.
         settings: Whether it has to say what was asked for.
 

@@ -63,7 +63,6 @@ def copied(
     Called by the one process that owns the run directory. Does nothing without `--copy-to`.
 
     Args:
-        run: The run directory; made, and locked.
         options: Where the copies go, and for how long the end waits.
         is_new: Whether the training begins with this start. Then a store that can't be used is an
             error; one that goes on is never stopped by it.

@@ -43,10 +43,7 @@ def announce(
     """Say how a launch ended. Returns the exit code.
 
     Args:
-        run: The run directory.
-        outcome: Of the launch.
         again: Options that a command to go on needs besides the run directory.
-        quiet: Print no summary.
     """
     interrupted, failures = outcome.interrupted, outcome.failures
     if failures and not interrupted:
@@ -60,8 +57,6 @@ def note_apart(run: RunDirectory, results: Sequence[str], workers: int | None = 
     """Say so where every worker has run a script on its own, as if it were alone.
 
     Args:
-        run: The run directory.
-        results: What workers returned, as JSON.
         workers: How many there are; by default as many as results.
     """
     count = len(results) if workers is None else workers
@@ -87,12 +82,8 @@ def announce_end(
     """Write the report and print the summary. Returns the exit code.
 
     Args:
-        run: The run directory.
-        interrupted: A signal asked the launcher to stop.
         failures: Of workers that didn't stop in order when they were asked to.
-        write: How the report is written.
         again: Options that a command to go on needs besides the run directory.
-        quiet: Print no summary.
         way_on: What resumes the run; by default a command.
     """
     if not (interrupted or run.run_json.exists()):
@@ -127,7 +118,6 @@ def announce_failure(
     yet, it leaves no run directory behind.
 
     Args:
-        run: The run directory.
         failures: Root cause first.
         write: How the report is written; None for workers other than the first that tell of their
             own failure.

@@ -40,7 +40,6 @@ def choose_place(
     """Decide where the workers run and how many there are; checks what can be checked by now.
 
     Args:
-        config: The options.
         usual_workers: How many to start here where the options don't say: as many as before.
         hosts: Hosts to train on instead of this one, if they are named.
 
@@ -103,7 +102,6 @@ def _here(config: TrainConfig) -> Place | None:
         rank=found.rank,
         local_rank=found.local_rank,
         workers=found.world_size,
-        nodes=found.nodes,
         attempt=found.attempt,
         started_apart=found.world_size > 1 and (found.source == "options" or not found.on_one_node),
     )
@@ -114,7 +112,7 @@ def _on_node(config: TrainConfig) -> Place | None:
     if node is None:
         return None
     place = local_place(config, requested=node.workers)
-    return replace(place, rank=node.node_rank, nodes=node.nodes, node=node)
+    return replace(place, rank=node.node_rank, node=node)
 
 
 def local_place(
@@ -123,7 +121,6 @@ def local_place(
     """Choose how many workers this machine gets, and their threads.
 
     Args:
-        config: The options.
         requested: A number that counts before that of the options.
         usual: How many by default.
 

@@ -78,7 +78,6 @@ def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False
     Of several workers that were started one by one the first says it.
 
     Args:
-        options: What is known.
         is_script: It is a script's training, which has no settings of recipes.
     """
     environment = read_environment()

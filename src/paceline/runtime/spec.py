@@ -29,7 +29,6 @@ class Place:
     local_rank: int = 0
     workers: int = 1
     """Of this node, or of all where `here`."""
-    nodes: int = 1
     threads: int = 1
     attempt: int = 0
     node: NodePlacement | None = None

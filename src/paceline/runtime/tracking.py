@@ -73,7 +73,6 @@ def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) 
     Args:
         run: The run directory; made, and locked. A summary of an earlier start is removed.
         options: Which trackers; `require_trackers` has passed them.
-        quiet: Say only what goes wrong.
     """
     feeders: dict[str, _Feeder] = {}
     try:
@@ -165,7 +164,6 @@ def _wait(feeders: Feeders, ended_s: float, most_s: float = math.inf) -> list[st
     """Wait until all have ended, each at most for its own limit. Returns who still runs.
 
     Args:
-        feeders: The processes.
         ended_s: When the training ended.
         most_s: A limit for all.
     """

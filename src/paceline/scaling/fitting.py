@@ -51,7 +51,6 @@ def fit_link(compute: Compute, sizes: Sequence[SizeTime], cluster: Cluster) -> F
     """Find the bandwidth that explains steps on several numbers of nodes.
 
     Args:
-        compute: What one worker does by itself.
         sizes: Measured with all-reduce on two nodes and more.
         cluster: Gives the round-trip, what is within a node, and the library.
 

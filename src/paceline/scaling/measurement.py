@@ -32,9 +32,6 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str | Non
     """Read a measurement that has ended well.
 
     Args:
-        run: Its run directory.
-        name: As the study names it.
-        wall_s: How long its command took.
         method: The way of combining gradients that was to be measured; None: whatever it is.
     """
     try:
@@ -90,12 +87,7 @@ def _chosen(run: RunDirectory) -> str | None:
 
 
 def read_whole(run: RunDirectory, name: str) -> Trained | None:
-    """Read a training; None where it isn't over: a signal has ended it, or it left no summary.
-
-    Args:
-        run: Its run directory.
-        name: As the study names it.
-    """
+    """Read a training; None where it isn't over: a signal has ended it, or it left no summary."""
     try:
         summary = run.read_summary()
         derived = section(run.read_run(), "derived")

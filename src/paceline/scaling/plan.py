@@ -60,8 +60,6 @@ def make_sizes(
     """List the sizes of a study, the smallest first. One plain worker is always the first.
 
     Args:
-        workers: Numbers of them.
-        methods: Ways of combining gradients.
         hosts: Where they run, each with its slots; none: here.
 
     Raises:
@@ -106,7 +104,6 @@ def make_plan(sizes: Sequence[Size], repeats: int) -> tuple[Measurement, ...]:
 
     Args:
         sizes: The smallest first.
-        repeats: Rounds.
     """
     plan: list[Measurement] = []
     for turn in range(repeats):
@@ -124,7 +121,6 @@ def method_settings(
     """Give the options of training that make a method's step.
 
     Args:
-        method: The way of combining gradients.
         given: What the user says about methods in general.
         warm: Whether it is to begin at once rather than after the usual steps of averaging in
             full, which would fill a short measurement.
@@ -138,10 +134,6 @@ def method_settings(
 
 def idle_of_methods(methods: Sequence[SyncMethod], given: Iterable[str]) -> Mapping[str, str]:
     """List options of methods of which none is measured.
-
-    Args:
-        methods: What is measured.
-        given: Names of options.
 
     Returns:
         By name, why it has no effect.
@@ -161,7 +153,6 @@ def global_batch_of(mode: Mode, batch: int, workers: int) -> int:
     """Give the samples of a step over all workers.
 
     Args:
-        mode: How the study scales.
         batch: Of one worker, where it is measured alone.
         workers: How many share a step.
     """

@@ -109,9 +109,6 @@ def predict(
 
     Args:
         profile: What it measured. What several workers waited for is left out.
-        method: How gradients become one.
-        cluster: Hosts, workers and networks to come.
-        assumed: All the rest.
 
     Raises:
         UsageError: With strong scaling there are more workers than samples in a step.

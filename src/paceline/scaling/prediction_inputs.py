@@ -169,7 +169,6 @@ def stated_link(link: str, round_trip: str | None, library: Library) -> NetworkL
     Args:
         link: Its nominal speed, such as `25gbit`.
         round_trip: Such as `50us`. Default: 0.1 ms.
-        library: What carries the bytes.
 
     Raises:
         UsageError: One of them can't be read.

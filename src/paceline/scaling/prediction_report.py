@@ -12,7 +12,6 @@ from paceline.scaling.prediction import (
     Assumptions,
     Band,
     Predicted,
-    Range,
     cost_per_epoch,
     library_of,
 )
@@ -25,12 +24,7 @@ _CARRIERS = {"gloo": "a ring (Gloo)", "nccl": "a ring or a tree, whatever is fas
 
 
 def as_text(projection: Projection, inputs: PredictionInputs) -> str:
-    """Write it as text: what is assumed, all efficiencies, two methods in detail, what to do.
-
-    Args:
-        projection: What is predicted.
-        inputs: What it is predicted from.
-    """
+    """Write it as text: what is assumed, all efficiencies, two methods in detail, what to do."""
     lines = [*_assumptions(projection, inputs.source), "", *_efficiencies(projection)]
     # In detail: plain all-reduce, and what is recommended instead.
     plain = next((f for f in projection.forecasts if f.method.sync == "allreduce"), None)
@@ -53,12 +47,7 @@ def _advice(projection: Projection, inputs: PredictionInputs) -> tuple[str, ...]
 
 
 def as_json(projection: Projection, inputs: PredictionInputs) -> dict[str, object]:
-    """Give all of it as JSON; efficiencies are fractions, times seconds.
-
-    Args:
-        projection: What is predicted.
-        inputs: What it is predicted from.
-    """
+    """Give all of it as JSON; efficiencies are fractions, times seconds."""
     q = projection.request
     best = None if inputs.not_reliable else recommended(projection).last.label
     return {
@@ -205,7 +194,7 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
         row = [
             f"{size.nodes:,}",
             f"{size.global_batch:,}",
-            f"{size.efficiency:.2f} {_range(band.efficiency)}",
+            f"{size.efficiency:.2f} ({band.efficiency.low:.2f}-{band.efficiency.high:.2f})",
             f"{size.images_per_s:,.3g}"
             if size.images_per_s < 1000
             else f"{size.images_per_s:,.0f}",
@@ -216,7 +205,3 @@ def _details(forecast: Forecast, projection: Projection) -> list[str]:
         cost = None if price is None else cost_per_epoch(size, price)
         rows.append([*row, *([] if price is None else ["-" if cost is None else f"{cost:.3g}"])])
     return [forecast.last.label, *aligned(rows)]
-
-
-def _range(of: Range) -> str:
-    return f"({of.low:.2f}-{of.high:.2f})"

@@ -50,7 +50,7 @@ def recommended(projection: Projection) -> Forecast:
     projection = _as_measured(projection)
     careful = _in_order(projection, ("allreduce", *_TRADES))
     paying = [forecast for forecast in careful if _pays(forecast.last, projection)]
-    return paying[0] if paying else _best(projection)
+    return paying[0] if paying else max(projection.forecasts, key=_last)
 
 
 def _as_measured(projection: Projection) -> Projection:
@@ -215,10 +215,6 @@ def _furthest(forecast: Forecast, projection: Projection) -> int:
     """Give the most nodes that pay; 0 for none."""
     paying, _ = _split_by_efficiency(forecast, projection)
     return paying[-1].nodes if paying else 0
-
-
-def _best(projection: Projection) -> Forecast:
-    return max(projection.forecasts, key=_last)
 
 
 def _last(forecast: Forecast) -> float:

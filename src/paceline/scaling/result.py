@@ -29,11 +29,9 @@ def summarise(
     """Put together what the measurements say.
 
     Args:
-        study: With what was requested.
         sizes: In the order of the tables.
         measured: What was measured of each, round by round.
         options: Of each method, the options of training that make it.
-        trained: Whole trainings.
     """
     # The fastest run of one worker is the yardstick of all efficiencies.
     alone = [m.images_per_s for size in sizes if size.workers == 1 for m in measured.get(size, ())]

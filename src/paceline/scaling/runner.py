@@ -47,8 +47,6 @@ class CommandWriter(Protocol):
         """Write the command of a measurement.
 
         Args:
-            size: What is measured.
-            run_dir: For the training.
             batch: The global batch; None: as the script has it.
         """
 
@@ -258,9 +256,6 @@ def train_for(
 
     Args:
         seconds: Of training; the command has the option for it already.
-        command: The command.
-        run: Its run directory.
-        log: For what it prints.
         method: Its `--sync`: one that refuses a time budget is stopped from here.
 
     Raises:

@@ -66,8 +66,6 @@ class StudyDirectory:
         """Make the directory, or see that it holds the same study. Returns whether that is new.
 
         Args:
-            requested: What settles the study's measurements.
-            methods: That are requested.
             shared: Whether others may read it.
 
         Raises:
@@ -100,11 +98,7 @@ class StudyDirectory:
         return RunDirectory(self.path).lock()
 
     def begun(self, study: Study) -> Study:
-        """Take over from the study that is gone on with, if there is one: since when, and what.
-
-        Args:
-            study: With what is requested now.
-        """
+        """Take over from the study that is gone on with, if there is one: since when, and what."""
         if not self.study_json.exists():
             return study
         before = self._read()
@@ -207,8 +201,6 @@ def remove_snapshots(
     """Remove a measurement's snapshots from the hosts. Blocks; a host that fails keeps them.
 
     Args:
-        hosts: Those that trained.
-        options: How ssh reaches them.
         run_dir: The measurement's, on this machine.
         here: Working directory of the command.
     """

@@ -124,12 +124,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def problem_in(log: Path, code: int) -> str:
-    """Find in what a command printed why it failed.
-
-    Args:
-        log: All that it printed.
-        code: Its exit code.
-    """
+    """Find in what a command printed why it failed."""
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     numbers = [number for number, line in enumerate(lines) if line.startswith(_PREFIX)]
     if not numbers:

@@ -238,9 +238,6 @@ class Tuner:
         """Train for some seconds, if that hasn't been done before.
 
         Args:
-            change: What is tried.
-            turn: Of its trials.
-            name: Of these, fit for a file's name.
             more_s: Beyond the usual seconds.
         """
         record = folder_in(self.place, "measured") / f"{name}-{turn}.json"

@@ -135,7 +135,6 @@ class Gain:
 
         Args:
             before: Images a second of the training as it is.
-            after: Of the changed one.
             starting_s: How much longer its first steps took.
         """
         return Gain(
@@ -147,7 +146,6 @@ def list_changes(facts: Facts, given: Iterable[str] = ()) -> list[Change]:
     """List what may make a training faster, the most promising first.
 
     Args:
-        facts: Of the training as it is.
         given: Options that the user has settled: they stay as they are.
     """
     fixed = set(given)
@@ -245,11 +243,7 @@ def _trying_kernels(facts: Facts) -> Iterable[Change]:
 
 
 def advise_on_data(facts: Facts) -> str | None:
-    """Say what faster data could bring, where steps wait for it and settings don't help for sure.
-
-    Args:
-        facts: Of the training as it is.
-    """
+    """Say what faster data could bring, where steps wait for it and settings may not help."""
     if facts.waits_for_data < _LOADING:
         return None
     most = 1 / (1 - min(facts.waits_for_data, 0.99))

@@ -168,7 +168,6 @@ def opened(context: AbstractContextManager[Session], *, ends_with_process: bool)
     """Open a session, and see to it that it ends.
 
     Args:
-        context: Gives the session.
         ends_with_process: Whether the process's end ends it; otherwise the caller of the script
             does, by `ended_with_its_block`.
     """

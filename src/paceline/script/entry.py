@@ -34,9 +34,6 @@ _SPAWNED = (
 def run_script(payload: str) -> str:
     """Run a script as `python SCRIPT ARGUMENTS` would, with its random numbers seeded.
 
-    Args:
-        payload: As `run_unseeded` has it.
-
     Returns:
         As `run_unseeded` does.
 

@@ -27,7 +27,6 @@ def pin_from_start(config: TrainConfig, caller: FrameType) -> None:
     """Start the script's process again, with the right number of threads, if it has another one.
 
     Args:
-        config: The options of its session.
         caller: The frame that opens the session.
 
     Raises:

@@ -32,9 +32,6 @@ from paceline.verify.trial import EnoughSeenError, Trial, record_path
 def run_watched(payload: str) -> str:
     """Train as `paceline train` or `run` would, until enough was seen.
 
-    Args:
-        payload: A `Trial` as JSON.
-
     Returns:
         JSON with `stopped_because`, and whether the training was `cut` off.
     """
@@ -48,10 +45,6 @@ def _watch_unseeded(payload: str) -> str:
 
 def _watch(payload: str, run_script: Callable[[str], str]) -> str:
     """Train until enough was seen.
-
-    Args:
-        payload: A `Trial` as JSON.
-        run_script: Runs what isn't a recipe.
 
     Returns:
         JSON with `stopped_because`, and whether the training was `cut` off.

@@ -98,7 +98,6 @@ class Follower:
 
         Args:
             is_over: Found before the files are read, so that nothing comes after it.
-            is_last: Whether it won't be tried again.
 
         Returns:
             Whether everything is delivered that there will be.
@@ -194,9 +193,6 @@ def follow(
     """Feed a tracker until the training is over. Blocks.
 
     Args:
-        follower: What is delivered where.
-        run: The run directory.
-        is_over: Whether the training has ended.
         patient: Go on trying after the end, until this process is ended, where the tracker has
             been reached before; otherwise once.
 

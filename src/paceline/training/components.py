@@ -301,9 +301,6 @@ class Components:
         """Give an optimizer a state that `flatten_optimizer` took apart. Local to the worker.
 
         Args:
-            optimizer: One of these.
-            slots: Its tensors.
-            saved: Its other values.
             kept_names: Options of its groups that stay as they are: what the user asks for now
                 holds, also where it differs from the snapshot's.
         """
@@ -406,9 +403,7 @@ def forward_of(
     """Wrap a model's forward pass by the options: compiled, under autocast. None: unchanged.
 
     Args:
-        module: On its device.
         options: Of which `compile` and `precision` count.
-        group: The workers.
         exact: The same bits are promised on any number of them.
         switch: With `compile="auto"`, what decides about each pass.
     """
@@ -428,7 +423,6 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
     """Give a module's forward pass, compiled by torch.compile at its first use.
 
     Args:
-        module: On its device.
         in_buckets: Cut the graph where buckets of gradients end, so that these can leave while the
             backward pass goes on: of one graph all gradients come at its end.
     """
@@ -441,6 +435,7 @@ def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
     # before, in the local pass that shows which parameters get a gradient.
     @wraps(forward)
     def cut(*args: object, **kwargs: object) -> object:
+        """Have torch believe that a DistributedDataParallel's forward pass is running."""
         outer = DistributedDataParallel._active_ddp_module
         DistributedDataParallel._active_ddp_module = outer or _DEFAULT_BUCKETS  # type: ignore[assignment]  # only its size is read
         try:
@@ -488,6 +483,7 @@ class CompileSwitch:
         """Give a forward pass that is one of these two."""
 
         def run(*args: object, **kwargs: object) -> object:
+            """Run the one or the other, and the plain one where compiling fails."""
             if not self.is_on or not torch.is_grad_enabled():
                 return plain(*args, **kwargs)
             try:

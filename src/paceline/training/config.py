@@ -160,10 +160,7 @@ def compare_given(
     """Compare what a script says of an option with what the command line says.
 
     Args:
-        config: The options as they are settled.
         given: Names of those that the command line or the environment gave.
-        name: Of the option.
-        value: What the script says.
 
     Raises:
         UsageError: They disagree.
@@ -187,7 +184,6 @@ def merge(
 
     Args:
         given: What the command line and the environment say.
-        recipe_settings: What the recipe says.
 
     Returns:
         Flat settings; what neither names is left to the defaults.

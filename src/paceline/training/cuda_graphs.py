@@ -113,10 +113,8 @@ def graphed(
     """Give a forward pass that is replayed where it can be; as it was where none can.
 
     Args:
-        module: On its device.
         forward: What a forward pass computes; None: the module's own.
         switch: Says whether there are graphs; None: nobody asks for any.
-        group: The workers.
 
     Raises:
         UsageError: Graphs are asked for, and this module can't have any.

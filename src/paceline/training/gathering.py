@@ -23,7 +23,6 @@ def gathered(tensor: Tensor, context: TrainingContext) -> Tensor:
 
     Args:
         tensor: (N, ...), a row or a fixed number of rows for each sample of this worker.
-        context: Of the training.
 
     Returns:
         (M, ...), the rows of all workers in the order of the batch.
@@ -69,6 +68,7 @@ class _Gathered(Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Group, factor: float) -> Tensor:  # torch's own type
+        """Gather all rows: (own, ...) to (of all workers, ...). Collective."""
         kind = f"{own.dtype} {tuple(own.shape[1:])}"
         headers = group.gather_rows(torch.tensor([len(own), zlib.crc32(kind.encode())]))
         if not (headers[:, 1] == headers[0, 1]).all():

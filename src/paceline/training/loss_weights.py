@@ -37,7 +37,6 @@ def check_loss(loss: object, error: Exception) -> None:
     """Refuse what no backward pass can begin with, where one has failed: by what the user gave.
 
     Args:
-        loss: What that is.
         error: What PyTorch says; where it would lead the user astray it gets a note.
 
     Raises:

@@ -37,7 +37,6 @@ def build_loss(
     """Turn a job's loss into a function (outputs, targets) -> mean over the samples.
 
     Args:
-        loss: The job's.
         label_smoothing: For the losses that are known by name.
         num_classes: What the model should give a score for; None where that isn't known.
 

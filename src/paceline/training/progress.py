@@ -154,11 +154,7 @@ class TrainingProgress:
         return self.state.step_in_epoch != self.steps_per_epoch
 
     def save_after_step(self, *, best: bool) -> None:
-        """Take a snapshot once the open step is over.
-
-        Args:
-            best: Whether it is the best by validation.
-        """
+        """Take a snapshot once the open step is over."""
         self.saves_next, self.saves_best = True, self.saves_best or best
         self.next_agreement = self.state.step
 
@@ -247,9 +243,6 @@ class TrainingProgress:
     def close_loop(self, *, validated: bool) -> bool:
         """End a training without epochs: its script has come to the end of its loop.
 
-        Args:
-            validated: Whether the state holds validation figures.
-
         Returns:
             Whether they are the best so far.
         """
@@ -263,7 +256,6 @@ class TrainingProgress:
         """Make an evaluation's figures the epoch's validation result.
 
         Args:
-            figures: By name.
             samples: Over how many.
             is_first: Of the epoch's evaluations; a further one replaces what it has as well.
 
@@ -428,7 +420,6 @@ def fit_total_steps(
     Args:
         state: Its clock and steps give the pace, evaluations and snapshots included.
         most_steps: Steps of all epochs.
-        budget_s: The whole time budget.
         reserve_s: Time kept back for the last evaluation and snapshot.
     """
     if state.step == 0 or state.elapsed_s <= 0:
@@ -470,7 +461,6 @@ def describe_too_long(eval_s: float, budget: str, budget_s: float) -> str | None
 
     Args:
         eval_s: How long the evaluations at the end are expected to take.
-        budget: As the user wrote it.
         budget_s: The same, in seconds.
     """
     if eval_s <= budget_s / 2:

@@ -115,7 +115,7 @@ class Recipe:
     def with_absolute_paths(self, arguments: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """Make the paths among given arguments independent of the working directory."""
         paths = self.paths_among(arguments)
-        return {n: _absolute(v) if n in paths else v for n, v in arguments.items()}
+        return {n: str(_path(v).absolute()) if n in paths else v for n, v in arguments.items()}
 
     def path_arguments(self) -> set[str]:
         """Name the arguments that are paths: where data is, not what it is."""
@@ -196,10 +196,6 @@ def _argument_types(build: Callable[..., object]) -> dict[str, object]:
 
 def _path(value: object) -> Path:
     return Path(str(value)).expanduser()
-
-
-def _absolute(path: object) -> str:
-    return str(_path(path).absolute())
 
 
 def absolute_reference(reference: str) -> str:

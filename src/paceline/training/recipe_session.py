@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from paceline.data.protocols import Labelled
 from paceline.optim.build import build_optimizer, takes_fused
-from paceline.optim.rate import scaled_lr
-from paceline.optim.schedule import build_schedule
+from paceline.optim.schedule import build_schedule, scaled_lr
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.batches.sources import describe_data
 from paceline.training.evaluation.distributed_mean import average
@@ -39,14 +38,20 @@ class RecipeTraining:
     def evaluate_batch(self, content: object) -> Mapping[str, Tensor | float]:
         """Give a validation batch's figures."""
         inputs, targets = cast(tuple[Tensor, Tensor], content)
-        outputs = as_scores(self.model(inputs))
-        figures = {"loss": self.plain_loss(outputs, targets)}
-        if self.top:
-            right = outputs.topk(self.top, dim=1).indices == targets.unsqueeze(1)  # (N, top)
-            figures["accuracy"] = right[:, 0]
-        if self.top == 5:
-            figures["top5_accuracy"] = right.any(1)
-        return figures
+        return figures_of(as_scores(self.model(inputs)), targets, self.plain_loss, self.top)
+
+
+def figures_of(
+    outputs: Tensor, targets: Tensor, loss: LossFunction, top: int
+) -> Mapping[str, Tensor]:
+    """Give an evaluated batch's figures: the mean loss, and by sample what was guessed right."""
+    figures = {"loss": loss(outputs, targets)}
+    if top:
+        right = outputs.topk(top, dim=1).indices == targets.unsqueeze(1)  # (N, top)
+        figures["accuracy"] = right[:, 0]
+    if top == 5:
+        figures["top5_accuracy"] = right.any(1)
+    return figures
 
 
 def prepare(session: Session, job: Job) -> RecipeTraining:

@@ -145,8 +145,6 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
     """Exchange the workers' status. Collective, blocks until every worker is there.
 
     Args:
-        status: This worker's.
-        group: The workers.
         division: Which parts of a step each of them has.
         more: (most * K,) float64 on the CPU, as `Division.padded` makes it, passed on to all.
 
@@ -209,9 +207,7 @@ def agree_on_pause(
     """Learn from the others how an evaluation has ended. Collective.
 
     Args:
-        lap_s: How long it took this worker.
         flag: Whether a signal has cut it short here.
-        group: The workers.
         save: Saves what was trained, which a signal would lose; called by all workers or none.
 
     Returns:

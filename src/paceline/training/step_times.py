@@ -84,7 +84,6 @@ def compare(step_s: float, plain_s: float, *, now: str, plain: str) -> tuple[boo
         step_s: A step that goes this way.
         plain_s: A step as it is otherwise.
         now: What the one is called, such as `compiled`.
-        plain: What the other is.
     """
     is_faster = step_s < (1 - _MIN_GAIN) * plain_s
     return is_faster, f"a step takes {show_time(step_s)} {now}, {show_time(plain_s)} {plain}"

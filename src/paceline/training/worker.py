@@ -60,9 +60,6 @@ _OWN_HANDLERS = (
 def run_training(payload: str) -> str:
     """Train, from the newest snapshot in the run directory if there is one. Collective.
 
-    Args:
-        payload: A `TrainRequest` as JSON.
-
     Returns:
         JSON with `stopped_because`.
     """
@@ -102,8 +99,6 @@ def joined_as_worker(
     Collective.
 
     Args:
-        request: What is to be trained.
-        config: Of it.
         between: Entered before the group is joined, and left after it has ended.
 
     Raises:
@@ -194,8 +189,6 @@ def finish(
     """Wait for the snapshots and write `summary.json`. Collective.
 
     Args:
-        engine: Of the training that is over.
-        request: What was asked for.
         evaluate: Gives what else belongs into the summary; called where the training wasn't cut
             short.
 

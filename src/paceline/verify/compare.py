@@ -208,7 +208,6 @@ def losses_of(trace: Trace, beside: Sequence[Step] = ()) -> list[float]:
     """Give the losses over all ranks, step by step.
 
     Args:
-        trace: The launch.
         beside: Steps of another one, from the same step on, that it is compared with.
     """
     own = [step.loss(by_samples=False) for step in trace.steps]

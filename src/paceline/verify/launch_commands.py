@@ -176,7 +176,6 @@ def command_for(command: LaunchCommand, workers: int, observer: Sequence[str]) -
 
     Args:
         command: Of torchrun or accelerate.
-        workers: How many.
         observer: A module that runs a script under observation, and its own arguments before that.
     """
     replaced, more = _REPLACED[command.launcher]
@@ -203,8 +202,6 @@ def variables_for(command: LaunchCommand, workers: int, *, on_cpu: bool) -> dict
 
     Args:
         command: Of any launcher.
-        workers: How many.
-        on_cpu: Whether they are to leave GPUs alone.
     """
     given = {n: with_workers(value, workers) for n, value in command.variables.items()}
     if not on_cpu:

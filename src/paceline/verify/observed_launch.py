@@ -45,10 +45,7 @@ def run_observed(
     """Run a command to its end, whose workers note what they see. Blocks; for the main thread.
 
     Args:
-        command: The command.
         variables: Its whole environment.
-        workers: How many workers it is to start.
-        records: Where they write what they see.
         log_dir: For all that the command prints, and for records of failures.
 
     Returns:
@@ -111,8 +108,6 @@ def _failures(
     """Collect the workers' own records, what the launcher says of others, or its own end at last.
 
     Args:
-        code: The launcher's exit code.
-        log_dir: With the records.
         output: The end of what the command has printed.
         lacked_memory: Whether the kernel has killed a process for want of memory meanwhile.
     """

@@ -78,7 +78,6 @@ def compare_resumed(launches: Launches, limits: Limits) -> ResumeResult:
 
     Args:
         launches: All three; the undisturbed one took steps and didn't fail.
-        limits: What counts as rounding.
     """
     whole, resumed = launches.whole, launches.resumed
     # Until the kill both launches should be the same.

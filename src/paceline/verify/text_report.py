@@ -199,8 +199,6 @@ def losses_json(
     """Write a launch's losses over all ranks, step by step.
 
     Args:
-        launch: What it is called.
-        trace: What was seen of it.
         beside: Steps of the launch that it is compared with, from the same step on.
         from_step: The number of its first step, from 0.
     """
@@ -215,9 +213,6 @@ def first_difference_json(
     """Write the first step that isn't the same, in a list that is empty where all are.
 
     Args:
-        launch: What the other launch is called.
-        compared: It beside the first one.
-        limits: What counts as rounding.
         from_step: The number of its first step, from 0.
     """
     found = compared.first_difference(limits) if compared else None

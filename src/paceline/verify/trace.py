@@ -194,9 +194,7 @@ def collect_trace(
 
     Args:
         ranks: Each rank's events in order.
-        failure: Why the launch failed, where it did.
         locations: Where each rank was, where they lost one another.
-        programs: Commands that the script has started.
     """
     ranks = [trained_in_order(events) for events in ranks]
     training = _training_loaders(ranks)

@@ -29,7 +29,7 @@ from paceline.launch.sagemaker.launcher import SagemakerLauncher
 from paceline.launch.sagemaker.options import SagemakerOptions
 from tests.launch.cluster_jobs import a_job
 from tests.launch.sagemaker.server import NAME, Job, served_job, state
-from tests.provision.aws.account import Account, own_home, served
+from tests.provision.aws.account import Account, emptied, served
 
 OPTIONS = SagemakerOptions(
     instance_type="ml.g5.12xlarge",
@@ -77,10 +77,7 @@ def moto() -> Iterator[Account]:
 
 @pytest.fixture
 def account(moto: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
-    moto.reset()
-    for name, value in moto.environment(own_home(tmp_path / "home")).items():
-        monkeypatch.setenv(name, value)
-    aws = moto.aws()
+    aws = emptied(moto, tmp_path, monkeypatch).aws()
     aws.call("s3", "create_bucket", Bucket="my-bucket")
     aws.call("logs", "create_log_group", logGroupName=GROUP)
     return moto

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from paceline.launch.heartbeat import Reading
+from paceline.launch.watchdog.stragglers import WorkerSpeed
 from paceline.launch.watchdog.worker_state import WorkerState
 
 IN_STEP = WorkerState(
@@ -25,6 +26,17 @@ IN_STEP = WorkerState(
     median_step_s=0.1,
 )
 """It waits for gradients, longer than the usual limit."""
+FAST = WorkerSpeed(
+    rank=0,
+    host="node0",
+    step=40,
+    doing="step",
+    step_s=0.1,
+    compute_s=0.04,
+    waiting_s=0.05,
+    data_s=0.01,
+)
+"""It waits for others, half of the time."""
 
 
 def changed(state: WorkerState, **values: Any) -> WorkerState:

@@ -8,7 +8,6 @@ import pytest
 from paceline.launch.watchdog.stragglers import (
     Speeds,
     Straggler,
-    WorkerSpeed,
     find_stragglers,
     live_path,
     read_live,
@@ -17,18 +16,7 @@ from paceline.launch.watchdog.stragglers import (
 )
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.options.text import above_progress
-from tests.launch.watchdog.states import IN_STEP, changed
-
-_FAST = WorkerSpeed(
-    rank=0,
-    host="node0",
-    step=40,
-    doing="step",
-    step_s=0.1,
-    compute_s=0.04,
-    waiting_s=0.05,
-    data_s=0.01,
-)
+from tests.launch.watchdog.states import FAST, IN_STEP, changed
 
 
 def seen(rank: int, looks: int, *, waiting: float, data: float) -> WorkerState:
@@ -108,14 +96,14 @@ def test_parts_never_exceed_a_step() -> None:
     ],
 )
 def test_stragglers(compute_s: float, data_s: float, causes: list[str]) -> None:
-    slow = replace(_FAST, rank=2, compute_s=compute_s, data_s=data_s, waiting_s=0.0)
-    found = find_stragglers([slow, _FAST, replace(_FAST, rank=1)])
+    slow = replace(FAST, rank=2, compute_s=compute_s, data_s=data_s, waiting_s=0.0)
+    found = find_stragglers([slow, FAST, replace(FAST, rank=1)])
     assert [straggler.cause for straggler in found] == causes
     assert find_stragglers([slow]) == []
 
 
 def test_the_warning_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Straggler(replace(_FAST, host="a-host-with-a-name"), 0.02, "compute").line()
+    line = Straggler(replace(FAST, host="a-host-with-a-name"), 0.02, "compute").line()
     report = f"{line}\n  File {'a' * 90}.py, line 3, in forward"
     assert above_progress(report) == report  # in a pipe or a log
     screen = io.StringIO()
@@ -131,16 +119,16 @@ def test_the_warning_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_live_file(tmp_path: Path) -> None:
     assert read_live(tmp_path) == []
-    write_live(live_path(tmp_path), [_FAST])
-    slow = replace(_FAST, rank=7, compute_s=0.09)
+    write_live(live_path(tmp_path), [FAST])
+    slow = replace(FAST, rank=7, compute_s=0.09)
     write_live(live_path(tmp_path, "node-7"), [slow])
     (tmp_path / "workers-node-9.json").write_text('[{"rank": 9}]')
     (tmp_path / "workers-node-8.json").write_text("{")
-    assert read_live(tmp_path) == [slow, _FAST]
+    assert read_live(tmp_path) == [slow, FAST]
     remove_live(live_path(tmp_path))
     remove_live(live_path(tmp_path))
     assert read_live(tmp_path) == [slow]
 
 
 def test_a_live_file_that_cant_be_written_is_no_matter(tmp_path: Path) -> None:
-    write_live(live_path(tmp_path / "missing"), [_FAST])
+    write_live(live_path(tmp_path / "missing"), [FAST])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from paceline.launch.aws_client import Aws, connect
 from tests.launch.waiting import patient
 
@@ -86,3 +88,11 @@ def own_home(home: Path) -> Path:
     (home / ".ssh/id_ed25519.pub").write_text(PUBLIC_KEY + "\n")
     (home / ".ssh/id_ed25519").write_text("private\n")
     return home
+
+
+def emptied(moto: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
+    """Empty an account, and point boto3 to it; the home has a key."""
+    moto.reset()
+    for name, value in moto.environment(own_home(tmp_path / "home")).items():
+        monkeypatch.setenv(name, value)
+    return moto

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.provision.aws.account import Account, own_home, served
+from tests.provision.aws.account import Account, emptied, served
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,4 @@ def moto() -> Iterator[Account]:
 @pytest.fixture
 def account(moto: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Account:
     """An empty account, to which boto3 is pointed; and a home with a key."""
-    moto.reset()
-    for name, value in moto.environment(own_home(tmp_path / "home")).items():
-        monkeypatch.setenv(name, value)
-    return moto
+    return emptied(moto, tmp_path, monkeypatch)

@@ -56,9 +56,6 @@ class RunCopier:
         """Only store; nothing is read yet.
 
         Args:
-            run: The run directory.
-            store: Of the place of this run's copies.
-            record: What was known of them before.
             keep_last: How many of the newest snapshots are kept there, besides the best.
         """
         self.record = record

@@ -38,8 +38,6 @@ def fetch_run(url: str, store: RemoteStore, run: RunDirectory, report: Report) -
     """Fetch a run: its small files, the newest snapshot that is whole, and the best one.
 
     Args:
-        url: Of this run's copies.
-        store: Of that place.
         run: Where it goes; new or empty.
         report: Told a line about what is fetched, and what is damaged there.
 

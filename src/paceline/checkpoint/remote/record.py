@@ -63,12 +63,7 @@ class CopyRecord:
 
     @classmethod
     def for_run(cls, run: RunDirectory, copy_to: str) -> Self:
-        """Say where a run's copies go: where they went before, or to a place of its name.
-
-        Args:
-            run: The run directory.
-            copy_to: What `--copy-to` says.
-        """
+        """Say where a run's copies go: where they went before, or to a place of its name."""
         before = cls.read(run)
         if before is not None and before.url.rpartition("/")[0] == copy_to:
             return replace(before, complete=False)

@@ -341,7 +341,6 @@ def open_store(url: str, progress: Progress = lambda: None) -> RemoteStore:
 
     Args:
         url: Below which all names are.
-        progress: See `Progress`.
 
     Raises:
         UsageError: What it needs isn't installed, or there are no credentials.

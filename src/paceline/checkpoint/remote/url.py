@@ -29,7 +29,6 @@ def check_url(text: str, option: str) -> str:
 
     Args:
         text: Such as `s3://bucket/prefix`, `gs://bucket/prefix` or `file:///mnt/disk`.
-        option: Whose value it is, for the message.
 
     Returns:
         The URL without a slash at its end.
@@ -68,12 +67,7 @@ def check_url(text: str, option: str) -> str:
 
 
 def copies_of(url: str, name: str) -> str:
-    """Name the place of one run's copies.
-
-    Args:
-        url: What `--copy-to` says.
-        name: Of the run directory.
-    """
+    """Name the place of one run's copies."""
     return f"{url}/{_UNFIT.sub('-', name)}"
 
 

@@ -9,14 +9,7 @@ from paceline.checkpoint.options import SnapshotOptions
 from paceline.checkpoint.remote.url import check_url, is_url, reason_of
 from paceline.cli.target import file_name
 from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
-from paceline.options.command_line import (
-    names_something,
-    note,
-    read_options,
-    show_help,
-    take_word,
-    wants_help,
-)
+from paceline.options.command_line import note, read_command
 from paceline.options.shell import command_line
 from paceline.options.text import fitting, printable
 from paceline.results.find_runs import choose_run
@@ -34,13 +27,9 @@ _ABOUT = (
 
 def main(tokens: Sequence[str]) -> int:
     """Run the command."""
-    if wants_help(tokens):
-        show_help(_USAGE, _ABOUT, (), tokens)
-    source, rest = take_word(tokens, _USAGE, "the run directory, or the URL of a run's copies")
-    target = None
-    if names_something(rest):
-        target, rest = take_word(rest, _USAGE, "TO")
-    read_options(_USAGE, _ABOUT, rest, ())
+    what = "the run directory, or the URL of a run's copies"
+    (source, *rest), _ = read_command(_USAGE, _ABOUT, tokens, (), what, "TO")
+    target = rest[0] if rest else None
     if is_url(source):
         _, run = fetch(source, target)
         line = printable(f"Resume it: {command_line('resume', run.path)}")
@@ -56,7 +45,6 @@ def fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
     A run directory that has been copied there itself is taken as it is.
 
     Args:
-        url: As the user gave it.
         where: The run directory; None for runs/RUN.
 
     Returns:

@@ -27,7 +27,6 @@ from paceline.training.config import TrainConfig, merge, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
 
 if TYPE_CHECKING:
-    from paceline.distributed.environment_check import CheckLine
     from paceline.doctor.diagnosis import Diagnosis, DiagnosisRequest
 
 _COMMAND = "paceline doctor"
@@ -136,13 +135,9 @@ def _examine_here(request: _DoctorRequest) -> int:
     if request.own.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        print(printable("\n".join(_lines(findings))))
+        print(printable("\n".join(f"{f.state:8}{f.what:11} {f.text}" for f in findings)))
     faulty = any(finding.state == "fault" for finding in findings)
     return ExitCode.JOB if faulty else ExitCode.DONE
-
-
-def _lines(findings: Sequence["CheckLine"]) -> list[str]:
-    return [f"{f.state:8}{f.what:11} {f.text}" for f in findings]
 
 
 def _examine(request: _DoctorRequest, hosts: HostsOptions) -> int:

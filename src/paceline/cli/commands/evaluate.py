@@ -75,9 +75,7 @@ def main(tokens: Sequence[str]) -> int:
     path = find_snapshot(run, which.snapshot, note)
     with output.apart():  # a recipe may print
         result = evaluate_run(run, path, arguments, own.device, ema=which.ema)
-    classes = (
-        _write_confusion(run, result) if result.class_names and result.totals.samples else None
-    )
+    classes = _write_confusion(run, result) if result.class_names and result.samples else None
     has_report = classes is not None and write_report(run)
     if output.json:
         print_json(_as_json(result, classes, run))
@@ -96,14 +94,13 @@ def main(tokens: Sequence[str]) -> int:
 def _as_json(
     result: "EvaluationResult", classes: Confusion | None, run: RunDirectory
 ) -> Mapping[str, object]:
-    totals = result.totals
     return {
         "snapshot": str(result.snapshot),
         "step": result.step,
-        "samples": totals.samples,
-        "loss": _number(totals.mean_loss),
-        "accuracy": _number(totals.accuracy) if result.top else None,
-        "top5_accuracy": _number(totals.top5_accuracy) if result.top == 5 else None,
+        "samples": result.samples,
+        "loss": _number(result.figures.get("loss")),
+        "accuracy": _number(result.figures.get("accuracy")),
+        "top5_accuracy": _number(result.figures.get("top5_accuracy")),
         "classes": [asdict(each) for each in classes.per_class] if classes else [],
         "confusion": [str(file) for file in _files(run)] if classes else [],
     }
@@ -115,18 +112,17 @@ def _number(value: float | None) -> float | None:
 
 
 def _show_figures(result: "EvaluationResult", *, is_best: bool) -> None:
-    totals = result.totals
     best = ", the best by validation" if is_best else ""
     print(f"snapshot  {result.snapshot.name} (step {result.step:,}{best})")
-    if not totals.samples:
+    if not result.samples:
         print("samples   none: the validation set is empty, so there is nothing to evaluate")
         return
-    print(f"samples   {totals.samples}, each counted once")
-    print(f"loss      {show_loss(totals.mean_loss)}")
-    if result.top:
-        print(f"top-1     {show_percent(totals.accuracy)}")
-    if result.top == 5:
-        print(f"top-5     {show_percent(totals.top5_accuracy)}")
+    print(f"samples   {result.samples}, each counted once")
+    print(f"loss      {show_loss(result.figures['loss'])}")
+    if "accuracy" in result.figures:
+        print(f"top-1     {show_percent(result.figures['accuracy'])}")
+    if "top5_accuracy" in result.figures:
+        print(f"top-5     {show_percent(result.figures['top5_accuracy'])}")
 
 
 def _show_classes(classes: Confusion) -> None:

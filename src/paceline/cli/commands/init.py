@@ -49,7 +49,6 @@ def write_project(kind: str, directory: Path) -> Sequence[str]:
     """Write a project's files, of which none may be there yet. Returns their names.
 
     Args:
-        kind: `recipe` or `script`.
         directory: Is made where it isn't there.
 
     Raises:

@@ -164,9 +164,6 @@ def _show_help(tokens: Sequence[str]) -> NoReturn:
 def _newest_unfinished(tokens: Sequence[str]) -> str:
     """Find the run to resume where none was named, and say which. Returns its path.
 
-    Args:
-        tokens: The command line's options.
-
     Raises:
         UsageError: There is none, it is running, or other workers might find another one.
     """
@@ -195,10 +192,6 @@ def _newest_unfinished(tokens: Sequence[str]) -> str:
 
 def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
     """Fetch a run from its copies.
-
-    Args:
-        url: As the user gave it.
-        tokens: The command line after it.
 
     Returns:
         The run directory, the command line without `--run-dir`, and the place below which the
@@ -424,9 +417,7 @@ def _print_finished(
 
     Args:
         run: The run directory; nothing in it is changed.
-        request: What was asked for.
         ignored: The options that were typed and have no effect.
-        output: How much is said, and where.
     """
     from paceline.report.load_run import read_run
     from paceline.report.run_outcome import describe_ending

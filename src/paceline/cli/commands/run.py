@@ -84,7 +84,6 @@ def _take_script(tokens: Sequence[str], config: ConfigFile | None) -> tuple[str,
     """Take the script's path out of the options, before or behind it.
 
     Args:
-        tokens: The command's own words.
         config: The file of `--config`: the `run.json` of a script names it where they don't.
 
     Returns:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline._version import __version__
-from paceline.cli.scale_commands import fills, print_line, with_options
 from paceline.cli.scale_options import ABOUT, USAGE, ScaleRequest, listed_options, read
 from paceline.errors import ExitCode, PacelineError, UsageError
 from paceline.launch.signals import signals_raised
@@ -18,6 +17,7 @@ from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import Study
+from paceline.scaling.commands import fills, print_line, with_options
 from paceline.scaling.options import PLAIN
 from paceline.scaling.plan import make_plan, method_settings
 from paceline.scaling.prediction_report import predict_study

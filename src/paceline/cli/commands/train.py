@@ -108,12 +108,9 @@ def begin(
     Args:
         target: The recipe or script, as the user named it.
         request: The training; its run directory is settled here.
-        config: Its options.
-        choice: Where it is to go.
         given: Options and arguments that a cluster's nodes are given as well.
         where: The run directory; None for one with the training's name.
         paths: Names of the recipe's arguments that are paths.
-        output: How much is said, and where.
     """
     is_script = request.kind == "script"
     name = file_name(Path(target).stem if is_script else target)
@@ -195,10 +192,6 @@ def read_recipe_options(
     """Read the options of training, the recipe's own arguments and those of the command.
 
     Args:
-        command: As for `read_options`.
-        recipe: Whose training it is.
-        tokens: The command line after the recipe.
-        extra: Options of the command.
         which: What `--help` says before what it says of the recipe.
 
     Raises:

@@ -7,18 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.cli.output import check_place
-from paceline.cli.scale_commands import (
-    HOSTS,
-    StudyCommands,
-    StudyHosts,
-    fills,
-    idle_without,
-    print_line,
-    spelled,
-    usual_method,
-    with_options,
-    without_idle,
-)
 from paceline.cli.target import NOT_OF_TRIALS, Target, list_training_options, parse_with_own
 from paceline.data.options import DEFAULT_GLOBAL_BATCH
 from paceline.errors import ExitCode, UsageError
@@ -41,6 +29,18 @@ from paceline.results.json_object import JsonObject, as_read_back, section
 from paceline.results.run_directory import RunDirectory
 from paceline.results.study import TUNE_JSON
 from paceline.runtime.placement import check_workers, local_place
+from paceline.scaling.commands import (
+    HOSTS,
+    StudyCommands,
+    StudyHosts,
+    fills,
+    idle_without,
+    print_line,
+    spelled,
+    usual_method,
+    with_options,
+    without_idle,
+)
 from paceline.scaling.options import TuneOptions
 from paceline.scaling.plan import Size, first_slots, idle_of_methods
 from paceline.scaling.study_directory import StudyDirectory

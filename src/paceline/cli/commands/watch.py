@@ -124,9 +124,7 @@ def lines_of(status: "RunStatus", losses: Sequence[float], width: int, *, plain:
     """Write how a run stands as lines with a label each; what isn't known is left out.
 
     Args:
-        status: How it stands.
         losses: Of training, in the order of steps.
-        width: Columns of the terminal.
         plain: The terminal shows ASCII alone.
     """
     position = _position(status)

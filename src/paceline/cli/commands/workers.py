@@ -102,7 +102,6 @@ def table_of(speeds: Sequence[WorkerSpeed], most: int) -> "Table":
 
     Args:
         speeds: The slowest first.
-        most: Workers that are shown.
     """
     from rich import box
     from rich.table import Table

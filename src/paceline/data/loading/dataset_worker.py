@@ -218,7 +218,6 @@ def start_loader_process(worker_id: int, then: WorkerInit | None = None) -> None
 
     Args:
         worker_id: Given by the DataLoader; for `then`.
-        then: The script's own `worker_init_fn`.
     """
     # The wake-up descriptor was inherited: a signal here would be taken for one to the parent.
     signal.set_wakeup_fd(-1)

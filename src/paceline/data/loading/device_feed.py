@@ -116,11 +116,6 @@ def one_ahead(
     """Apply a function to items on a background thread, one item ahead of the consumer.
 
     The thread ends with the iterator.
-
-    Args:
-        make: The function.
-        items: What it is applied to.
-        device: The worker's.
     """
     pending: deque[_Pending[T, Made]] = deque()
     with ThreadPoolExecutor(1, "paceline-batches", use_device, (device,)) as thread:

@@ -108,7 +108,6 @@ class LoaderSource(BatchSource):
 
         Args:
             dataset: Map-style; items are (input, target) pairs that `collate` turns into tensors.
-            device: Where batches go.
             loader_workers: Processes that read; 0 reads in this process, while the device waits.
             memory_format: `torch.channels_last` lays four-dimensional inputs out so.
             collate: Makes (inputs, targets) tensors of a list of items.

@@ -80,7 +80,6 @@ class StreamSource(BatchSource):
         """Compare what is read next with what was read before the training was resumed. Local.
 
         Args:
-            record: Of a snapshot.
             report: Called with what the user has to know, if the stream gives other samples now.
         """
         self.record, self._report = record, report

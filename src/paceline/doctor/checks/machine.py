@@ -37,8 +37,6 @@ def workers_on(facts: HostFacts, slots: int | None, on_gpus: bool) -> tuple[int,
     """Say how many workers a host gets, and whether they are to use GPUs.
 
     Args:
-        facts: The host's.
-        slots: What the user says.
         on_gpus: Whether GPUs are to be used where there are any.
     """
     gpus = len(facts.gpus.names) if on_gpus else 0

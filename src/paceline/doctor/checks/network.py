@@ -47,7 +47,6 @@ def check_meanings(
     """Check what the hosts' names stand for on the others.
 
     Args:
-        hosts: Their names.
         answers: What each host says of every name, by host.
         own: Every host's addresses.
     """

@@ -49,7 +49,6 @@ def check_launcher(versions: Mapping[str, str], own: str) -> Iterator[CheckResul
 
     Args:
         versions: By host.
-        own: This process's.
     """
     for host, version in versions.items():
         if version != own:
@@ -125,7 +124,6 @@ def check_files(writer: str, place: str, seen: Mapping[str, bool]) -> Iterator[C
 
     Args:
         writer: Host that has written there.
-        place: The directory.
         seen: Whether the others see it, by host.
     """
     blind = [host for host, sees in seen.items() if not sees]

@@ -61,7 +61,6 @@ def contact(peer: Peer, tokens: Tokens, mtu: int) -> Contact:
     """Try every port of a host, and over the first open one its clock and the link's packets.
 
     Args:
-        peer: The other host.
         tokens: By which both know each other.
         mtu: Of this host's interface.
     """

@@ -72,7 +72,6 @@ def all_reduce(plan: AllReducePlan, kept: TCPStore | None = None) -> AllReduceRe
     """Join the others, add up, compare with the known result, leave. Collective; blocks.
 
     Args:
-        plan: This host's part.
         kept: The store, on the host that keeps it.
 
     Raises:

@@ -12,6 +12,7 @@ import psutil
 
 from paceline.distributed.device import cpu_name
 from paceline.doctor.facts import GpuFacts, LimitFacts, MachineFacts
+from paceline.launch.local.oom import control_groups
 from paceline.launch.worker_count import usable_cores
 
 _UNLIMITED = 1 << 60
@@ -29,35 +30,14 @@ class CgroupLimits:
 def cgroup_limits(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> CgroupLimits:
-    """Read this process's limits.
-
-    Args:
-        proc: Names the control groups of this process.
-        root: Where control groups are mounted.
-    """
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return CgroupLimits(cores=None, memory_bytes=None)
-    groups = list(_groups(lines, root))
+    """Read this process's limits."""
+    groups = control_groups(("cpu", "memory"), proc, root)
     cores = [limit for group in groups if (limit := _cores(group)) is not None]
     memory = [limit for group in groups if (limit := _memory(group)) is not None]
     return CgroupLimits(
         cores=min(cores, default=None),
         memory_bytes=min(memory, default=None),
     )
-
-
-def _groups(lines: list[str], root: Path) -> Iterator[Path]:
-    """List the groups and those that they are in; a container may see its own group as the root."""
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        names = controllers.split(",") if controllers else [""]
-        for name in names:
-            if name in ("", "cpu", "memory"):
-                base = root / (controllers if (root / controllers).is_dir() else name)
-                inner = Path(path.lstrip("/"))
-                yield from (base / part for part in (inner, *inner.parents))
 
 
 def _cores(group: Path) -> float | None:
@@ -205,9 +185,6 @@ def wrong_copies(devices: Sequence[str]) -> Iterator[str]:
 
     Some machines return zeros or old data from copies between GPUs (where the IOMMU or PCI access
     control is in the way) and report no error.
-
-    Args:
-        devices: As torch names them.
     """
     import torch
 

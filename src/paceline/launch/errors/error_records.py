@@ -66,7 +66,6 @@ def set_aside(log_dir: Path, prefix: str, ranks: Iterable[int] | None = None) ->
     """Rename records, so that they don't speak for what is started next.
 
     Args:
-        log_dir: Where they are.
         prefix: Of their new names, such as `attempt-0`.
         ranks: Whose; all by default.
     """
@@ -186,10 +185,7 @@ def run_guarded(function: Callable[[str], str], payload: str, log_dir: Path, ran
     """Run a worker's entry; on an exception, leave a record and raise it on.
 
     Args:
-        function: The entry.
-        payload: Its argument.
         log_dir: Where `failure-rank-<n>.json` is written, whole or not at all.
-        rank: This worker's rank.
 
     Returns:
         What the entry returned.
@@ -218,8 +214,6 @@ def end_process(error: PacelineError, rank: int, log_dir: Path) -> NoReturn:
 
     Args:
         error: What is wrong; recorded, and printed below the calling thread's stack.
-        rank: This worker's rank.
-        log_dir: As of `run_guarded`.
     """
     record(describe(error, rank), log_dir)
     traceback.print_stack(sys._getframe(1))

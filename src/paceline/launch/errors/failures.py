@@ -142,7 +142,6 @@ def unrecorded(
     """Find the workers that failed and could not say why.
 
     Args:
-        ending: How the workers ended.
         recorded: Failures that workers wrote down, by rank.
         done: Ranks that delivered a result.
 
@@ -179,11 +178,8 @@ def silent_failure(
     """Describe a worker that ended without a record: killed by a signal, or by an exit of its own.
 
     Args:
-        rank: Its rank.
         exit_code: Negative for a signal.
-        host: Its host.
         step: From its note.
-        operation: From its note.
         out_of_memory: Whether the kernel killed it for want of memory; None: it killed some process
             of this control group for that, and doesn't tell which.
         crash: What it wrote to its log as it died.
@@ -260,7 +256,6 @@ def render(failures: Sequence[WorkerFailure], log_dir: Path) -> str:
 
     Args:
         failures: Ordered by `root_cause`; at least one.
-        log_dir: Where the workers' logs are.
     """
     cause, *others = failures
     parts = [f"The training failed on {_place(cause)}."]

@@ -42,8 +42,6 @@ def describe_place(rank: int, host: str, step: int | None, operation: str, stack
     """Say in a line which collective a worker was in.
 
     Args:
-        rank: The worker's rank.
-        host: Its host.
         step: The step it was in, where it got that far.
         operation: As its note has it; empty where unknown.
         stack: Its traceback, or its threads' stacks; empty where unknown.

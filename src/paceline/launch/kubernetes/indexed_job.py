@@ -75,7 +75,6 @@ def network_policy(submission: Submission, pods: Manifest) -> Manifest:
     from the kernel.
 
     Args:
-        submission: The training.
         pods: Labels that its pods have, and no others.
     """
     own: Manifest = {"matchLabels": pods}

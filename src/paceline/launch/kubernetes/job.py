@@ -66,14 +66,7 @@ class KubernetesJob(SubmittedJob):
     poll_s = 2.0
 
     def __init__(self, kubectl: Kubectl, submission: Submission, kind: str, selector: str) -> None:
-        """Take over a job that has been submitted.
-
-        Args:
-            kubectl: Of the cluster.
-            submission: The training.
-            kind: `job` or `trainjob`.
-            selector: Labels of its pods.
-        """
+        """Take over a job that has been submitted."""
         target = f"{kind}/{submission.name}"
         called = f"kubectl {' '.join(kubectl.command()[1:])}".rstrip()
         how_to_look = (

@@ -31,10 +31,6 @@ class Kubectl:
     def run(self, *arguments: str, content: str | None = None) -> str:
         """Run a command to its end. Blocks.
 
-        Args:
-            arguments: The command after `kubectl`.
-            content: For its standard input.
-
         Returns:
             What it printed.
 

@@ -74,7 +74,6 @@ def choose_kind(kubectl: Kubectl | None, options: KubernetesOptions) -> str:
 
     Args:
         kubectl: Of the cluster; None if it isn't to be asked.
-        options: What was said.
     """
     if options.kubernetes_runtime is not None:
         return "trainjob"

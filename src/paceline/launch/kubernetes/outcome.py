@@ -33,7 +33,6 @@ def outcome(described: Answer, pods: Iterable[Pod]) -> Outcome | None:
     """Say how a Job or a TrainJob ended; None while it runs.
 
     Args:
-        described: As `kubectl get -o json` gives it.
         pods: All of its pods, the failed ones too.
     """
     conditions = {

@@ -56,7 +56,6 @@ def pod_spec(submission: Submission, container: Manifest) -> Manifest:
     """Write a pod's spec.
 
     Args:
-        submission: The training.
         container: What its container has beside what every pod of ours has.
     """
     options = submission.options

@@ -64,10 +64,6 @@ class WorkerGroup:
         """Make up a group; the workers' variables are set by its threads and its rendezvous.
 
         Args:
-            task: What each worker does.
-            workers: How many on this node.
-            threads: CPU threads of each.
-            interrupts: The launch's signals, being caught.
             rendezvous: This node's place where there are several.
         """
         variables = environment(threads, rendezvous.interface if rendezvous else "")
@@ -85,7 +81,6 @@ def environment(threads: int, interface: str = "") -> tuple[tuple[str, str], ...
     """Variables for the workers: their threads, and their sockets' interface unless the user chose.
 
     Args:
-        threads: CPU threads of each worker.
         interface: The network interface; empty for loopback.
     """
     loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -104,7 +99,6 @@ def attempt_here(
     """Run this node's workers once. Call it in the main thread.
 
     Args:
-        group: Who is to be started.
         attempt: Its number; logs and the workers' environment have it.
 
     Returns:

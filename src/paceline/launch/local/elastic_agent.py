@@ -243,7 +243,6 @@ def _wait_for_nodes(store: Store, nodes: int, stopped: Callable[[], bool]) -> No
 
     Args:
         store: That all nodes see.
-        nodes: How many there are.
         stopped: Asked before every look: whether to give up.
     """
     deadline_s = time.monotonic() + _OTHER_NODES_S
@@ -278,10 +277,7 @@ def run_attempt(
 
     Args:
         task: What each worker does; results and records are left in files.
-        workers: How many on this node.
-        interrupts: The launch's signals, being caught.
         rendezvous: This node's place where there are several.
-        watch: Begins to watch the workers.
 
     Raises:
         InfrastructureError: The nodes' store can't be kept, or can't be reached.

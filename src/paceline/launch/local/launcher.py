@@ -58,9 +58,6 @@ def launch_local(
     Args:
         entry: `package.module:function`, a function (payload: str) -> str; called in every worker,
             with torch's variables (RANK, MASTER_ADDR ..) and PACELINE_ATTEMPT in its environment.
-        payload: Its argument.
-        workers: Number of workers.
-        threads: CPU threads per worker.
         policy: How often they are started again, and after how long they hang.
         log_dir: For `rank-<n>.log` and `failure-rank-<n>.json`.
         progress: Gives the newest good snapshot's step, -1 for none.

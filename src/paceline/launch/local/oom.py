@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,25 +64,34 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs
     Returns:
         The count; 0 where there is no such counter.
     """
+    groups = control_groups(("memory",), proc, root)
+    files = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
+    return next((count for path in files if (count := _read(path)) is not None), 0)
+
+
+def control_groups(controllers: Collection[str], proc: Path, root: Path) -> list[Path]:
+    """List this process's control groups, each before those that it is in.
+
+    A container may see its own group as the root.
+
+    Args:
+        controllers: Whose groups of version 1; one of version 2 has all controllers.
+        proc: Names the control groups of this process.
+        root: Where control groups are mounted.
+    """
     try:
         lines = proc.read_text().splitlines()
     except OSError:
-        return 0
-    return next((count for path in _counters(lines, root) if (count := _read(path)) is not None), 0)
-
-
-def _counters(lines: list[str], root: Path) -> list[Path]:
-    """List where the counter may be, best first; a container may see its own cgroup as root."""
-    files = []
+        return []
+    groups = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        inner = path.lstrip("/")
-        if "memory" in controllers.split(","):
-            base = root / "memory"
-            files += [base / inner / "memory.oom_control", base / "memory.oom_control"]
-        elif not controllers:
-            files += [root / inner / "memory.events", root / "memory.events"]
-    return files
+        _, named, path = line.split(":", 2)
+        for name in named.split(","):
+            if not name or name in controllers:
+                base = root / (named if (root / named).is_dir() else name)
+                inner = Path(path.lstrip("/"))
+                groups += [base / part for part in (inner, *inner.parents)]
+    return groups
 
 
 def _read(path: Path) -> int | None:

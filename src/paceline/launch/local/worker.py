@@ -126,11 +126,8 @@ def run_here(
 
     Args:
         entry: `package.module:function`, a function (payload: str) -> str.
-        payload: Its argument.
         log_dir: For logs and the record of a failure.
-        rank: This worker's rank.
         attempt: How often the starter restarted the workers.
-        world_size: Number of workers.
 
     Returns:
         What the entry returned.

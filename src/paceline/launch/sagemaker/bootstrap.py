@@ -57,8 +57,6 @@ def variables(
     """Derive variables of the training from the resource configuration; those that are set stay.
 
     Args:
-        resources: The content of resourceconfig.json.
-        command: The training's command.
         environment: What is set already, which counts.
     """
     hosts = resources["hosts"]

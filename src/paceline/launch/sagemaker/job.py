@@ -80,11 +80,7 @@ def host_of(stream: str) -> str:
 
 
 def outcome(described: Answer) -> Outcome | None:
-    """Say how a job ended; None while it goes on.
-
-    Args:
-        described: What DescribeTrainingJob answers.
-    """
+    """Say how a job ended; None while it goes on."""
     status, detail = described.text("TrainingJobStatus"), described.text("SecondaryStatus")
     if status not in _ENDED:
         return None

@@ -52,15 +52,7 @@ class SkypilotJob(SubmittedJob):
     def __init__(
         self, sky: str, job: ClusterJob, options: SkypilotOptions, name: str, written: str
     ) -> None:
-        """Start the command.
-
-        Args:
-            sky: Path of SkyPilot's command.
-            job: The training.
-            options: Which machines to rent.
-            name: Of the task.
-            written: The task file.
-        """
+        """Start the command."""
         down = "jobs cancel -n" if options.use_spot else "down"
         super().__init__(name, f"sky {down} {name}", after_detaching=None)
         self._sky = sky

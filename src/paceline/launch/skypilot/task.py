@@ -20,9 +20,6 @@ def task(job: ClusterJob, options: SkypilotOptions, name: str, submission: str) 
     """Write the task.
 
     Args:
-        job: The training.
-        options: Which machines.
-        name: Of the task.
         submission: What makes the name different from every other.
     """
     written: dict[str, Plain] = {

@@ -51,7 +51,6 @@ def decide_requeue(
     the user has said not to (then Slurm has `Requeue=0`) or Slurm is ending the job itself.
 
     Args:
-        code: How the training ended.
         job: What Slurm says of the job now; None where it doesn't answer.
         progress: Step of the newest snapshot; -1 for none.
         budget: Starts that are left without a newer snapshot.

@@ -20,8 +20,6 @@ def submit_script(options: Sequence[str], script: str, environment: Mapping[str,
     """Submit a script.
 
     Args:
-        options: For sbatch.
-        script: Its path.
         environment: Of sbatch, which hands it on to the job.
 
     Returns:

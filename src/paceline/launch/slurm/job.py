@@ -32,13 +32,7 @@ class SlurmJob(SubmittedJob):
     stop_limit_s = float("inf")  # Slurm itself ends what takes longer than it allows
 
     def __init__(self, job_id: str, run: RunDirectory, python: str) -> None:
-        """Take over a job that has been submitted.
-
-        Args:
-            job_id: Slurm's number.
-            run: The training's run directory.
-            python: The interpreter that the nodes run.
-        """
+        """Take over a job that has been submitted."""
         super().__init__(f"job {job_id}", f"scancel {job_id}", _how_to_stop(job_id, run))
         self.output = output_path(run, job_id)
         self._job_id = job_id

@@ -68,9 +68,6 @@ def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Give sbatch's environment, which becomes the job's.
 
     Without what another job has left there, whose sizes would count for this one.
-
-    Args:
-        environment: Of this process.
     """
     kept = environment_for(environment, SlurmOptions)
     return {n: v for n, v in kept.items() if n in _KEPT or not n.startswith("SLURM_")}

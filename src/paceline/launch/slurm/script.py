@@ -55,8 +55,6 @@ def make_submission(job: ClusterJob, options: SlurmOptions, python: str) -> Subm
     """Write the job.
 
     Args:
-        job: The training.
-        options: What to ask of Slurm.
         python: The interpreter, which every node has at the same place.
 
     Raises:

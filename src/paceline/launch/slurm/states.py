@@ -92,13 +92,7 @@ def code_of(job: JobState) -> int:
 
 
 def why_ended(job: JobState, python: str, output_seen: bool) -> str:
-    """Say why a job may have ended that left no exit code.
-
-    Args:
-        job: How it ended.
-        python: The interpreter that it was to run.
-        output_seen: Whether it left any output.
-    """
+    """Say why a job may have ended that left no exit code."""
     if job.state != "FAILED":
         return _WHY.get(job.state, f"its state is {job.state}")
     if job.exit_code in (126, 127):

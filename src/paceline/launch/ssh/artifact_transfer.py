@@ -33,7 +33,6 @@ class ArtifactTransfer:
         """Prepare; `running` begins.
 
         Args:
-            run: The host's run directory.
             ranks: The host's workers, whose logs are brought.
             leads: Whether rank 0 is among them, which writes what all have in common.
         """

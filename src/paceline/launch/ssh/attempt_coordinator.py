@@ -55,11 +55,7 @@ class AttemptCoordinator:
         """Begin an attempt.
 
         Args:
-            spec: What is to be done.
-            attempt: Its number.
             show: Is given a host's name, a line that was printed there, and whether to stderr.
-            stop: The user's wish to stop.
-            watchdog: Watches over the workers while they run.
         """
         self._watchdog = watchdog
         self._hang: list[WorkerFailure] = []

@@ -52,8 +52,6 @@ def sync_code(
 
     Args:
         hosts: Which; each with its working directory.
-        options: How ssh reaches them.
-        directory: Of this machine.
         keep: Paths below the directory that are neither copied nor touched on the hosts.
         stop: Set by another thread, it ends the copying.
 
@@ -148,8 +146,6 @@ def install(
     `~/.cache/paceline`, by the host's own pip and its registry, and kept for the next time.
 
     Args:
-        hosts: Which.
-        options: How ssh reaches them.
         stop: Set by another thread, it ends the waiting for them.
 
     Returns:

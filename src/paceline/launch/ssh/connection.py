@@ -19,7 +19,13 @@ from paceline.errors import InfrastructureError
 from paceline.launch.ssh.hostfile import Host
 from paceline.launch.ssh.options import HostsOptions
 from paceline.launch.ssh.protocol import HEARTBEAT_S, LEASE_S, Message, decode, encode, lines_of
-from paceline.launch.ssh.ssh import agent_command, explain, forwarded_port, forwarding_failed
+from paceline.launch.ssh.ssh import (
+    AGENT_HERE,
+    agent_command,
+    explain,
+    forwarded_port,
+    forwarding_failed,
+)
 
 CONNECT_S = 30.0
 """For ssh to connect and the agent to say hello; a host may be slow to import."""
@@ -66,9 +72,6 @@ class RemoteProcess:
 
     def messages(self, timeout_s: float) -> Iterator[Message]:
         """Iterate over its messages until it ends; needs an inbox of its own.
-
-        Args:
-            timeout_s: How long it may be silent.
 
         Raises:
             InfrastructureError: It is silent for longer, failed, or its host is lost.
@@ -118,14 +121,14 @@ class Connection:
         store_port: int | None,
         *,
         any_version: bool = False,
+        here: bool = False,
     ) -> None:
         """Start ssh; `wait` waits for it.
 
         Args:
-            host: Which.
-            options: How ssh reaches it.
             store_port: Port of this machine's loopback address that the host is to reach, if any.
             any_version: Whether another version of Paceline there will do.
+            here: The host is this machine: no ssh.
         """
         self.host = host
         self._config = options.ssh_config
@@ -150,7 +153,7 @@ class Connection:
         self._started = 0
         self._lock = threading.Lock()
         self._ssh = subprocess.Popen(
-            agent_command(host, options, store_port),
+            AGENT_HERE if here else agent_command(host, options, store_port),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -178,7 +181,6 @@ class Connection:
 
         Args:
             timeout_s: After so long without an answer it is lost.
-            over: Once it is set, this returns.
 
         Returns:
             Whether it is ready; if not, `lost` says why.
@@ -203,7 +205,6 @@ class Connection:
 
         Args:
             module: One of Paceline's that begins with `child.payload()`.
-            payload: What that gives.
             inbox: Where its events go; None: one of its own.
         """
         # Registered before it is sent: the answer may come at once.
@@ -445,14 +446,14 @@ def connect(
     store_port: int | None = None,
     *,
     any_version: bool = False,
+    here: bool = False,
 ) -> Iterator[ConnectionPool]:
     """Connect to all hosts at once; on leaving, everything that was started on them is ended.
 
     Args:
-        hosts: Which.
-        options: How ssh reaches them.
         store_port: Port of this machine's loopback address that the hosts are to reach.
         any_version: Whether another version of Paceline there will do.
+        here: The hosts are this machine: no ssh.
 
     Yields:
         The connections; hosts that can't be reached are in `lost`.
@@ -461,7 +462,9 @@ def connect(
     connections = ConnectionPool([])
 
     def make(place: int) -> None:
-        made[place] = Connection(hosts[place], options, store_port, any_version=any_version)
+        made[place] = Connection(
+            hosts[place], options, store_port, any_version=any_version, here=here
+        )
 
     try:
         # In threads, which no signal interrupts between the start of an ssh and the note of it.

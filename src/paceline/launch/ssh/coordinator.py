@@ -48,8 +48,6 @@ def launch_on_hosts(
     thread.
 
     Args:
-        spec: What to run.
-        options: The hosts.
         policy: How often they are started again, and after how long they hang.
         ready: Makes hosts ready before they are connected (their Python, the code on them).
         settle: Is given the payload and the number of workers over all hosts; gives the payload of

@@ -102,7 +102,6 @@ def parse_hostfile(text: str, name: str = "the hostfile") -> tuple[Host, ...]:
 
     Args:
         text: Its content. What follows a `#` is a comment.
-        name: For messages.
 
     Raises:
         UsageError: A line can't be read; the message has its number.

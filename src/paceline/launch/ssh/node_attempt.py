@@ -102,7 +102,8 @@ def _take_part(spec: Message, messages: LauncherMessages, interrupts: Interrupts
     if spec["is_new"] and not shared:
         run.check_new()
     address = str(seen["address"])
-    with socket.create_server((address, 0), family=_family(address)) as listener:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
         threading.Thread(target=_answer, args=(listener,), daemon=True).start()
         port = int(listener.getsockname()[1])
         agent_io.send(
@@ -120,10 +121,6 @@ def _take_part(spec: Message, messages: LauncherMessages, interrupts: Interrupts
     if isinstance(limits := spec["hang"], dict):
         messages.reporter = StateReporter(HangLimits(**limits), run.logs)
     agent_io.send(_run(spec, seen, go, place, interrupts, messages.reporter))
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _inspect(spec: Message) -> dict[str, object]:

@@ -32,9 +32,7 @@ class Commands:
         """Run one to its end.
 
         Args:
-            command: What to run.
             timeout_s: After that it is killed, with all that it has started.
-            text: Its input.
 
         Raises:
             FileNotFoundError: There is no such program.
@@ -88,7 +86,6 @@ def on_each(
     Whatever is raised here meanwhile, such as by a handler of Ctrl-C, ends them all too.
 
     Args:
-        items: What it is done for.
         work: What is done, in a thread; what it runs goes through the commands that it is given.
         stop: Set by another thread, it ends them all.
 

@@ -91,8 +91,6 @@ class GracefulShutdown:
         """Do what is due now.
 
         Args:
-            members: The hosts' parts.
-            stop: The user's wish.
             failed: Whether a part has failed, or the training hangs.
             workers: What the hosts have reported last of their workers; None: they don't report.
         """
@@ -161,7 +159,6 @@ def problem_of(member: Participant, late: str) -> PacelineError:
     """Say what is wrong with a host that hasn't done what it should.
 
     Args:
-        member: Its part.
         late: What is said of one that is only late.
     """
     if member.refused is not None:
@@ -194,7 +191,6 @@ def attribute_failures(
 
     Args:
         members: All parts, in the order of their ranks.
-        stopping: Whether the user asked to stop.
 
     Raises:
         InfrastructureError: There are no results, and nobody says why.

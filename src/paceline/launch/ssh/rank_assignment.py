@@ -29,7 +29,6 @@ def differences(infos: Sequence[HostInfo], settled: Collection[str] = ()) -> dic
     """Say which hosts differ from the others, and in what.
 
     Args:
-        infos: Of all hosts.
         settled: Names of hosts that count before the others: the first of them is compared with.
     """
     if not infos:

@@ -66,10 +66,7 @@ class RemoteWatchdog:
         """Begin with one attempt.
 
         Args:
-            limits: After how long the training hangs.
             run: The launcher's run directory, where the report is written.
-            attempt: Number of the attempt.
-            print_line: Tells the user.
         """
         self._every_s = poll_every_s(limits)
         self._watchdog = Watchdog(self, limits, run.logs, attempt, print_line)

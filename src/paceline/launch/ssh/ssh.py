@@ -10,6 +10,8 @@ from paceline.launch.ssh.options import HostsOptions
 
 AGENT = "paceline.launch.hosts.guard"
 """Of every version: a host with another one is to say so."""
+AGENT_HERE = (sys.executable, "-P", "-m", AGENT)
+"""The command of an agent on this machine."""
 OWN_FAILURE = 255
 """Exit code of ssh for its own failures; any other is that of what ran on the host."""
 NO_PROGRAM = (126, 127)
@@ -64,8 +66,6 @@ def agent_command(host: Host, options: HostsOptions, store_port: int | None = No
     agent's standard input.
 
     Args:
-        host: Which one.
-        options: How ssh reaches it.
         store_port: Port of this machine's loopback address that the host is to reach, if any, at a
             port of its own loopback address.
     """
@@ -101,7 +101,6 @@ def explain(
     """Say why a connection failed, with what to do.
 
     Args:
-        host: Which one.
         code: Exit code of ssh; None where it hasn't ended.
         output: The end of what it and the host wrote.
         python: The Python that was to be run there; None: the agent's.

@@ -70,10 +70,7 @@ class Watchdog:
         """Begin with one attempt.
 
         Args:
-            workers: Sees them.
-            limits: After how long the training hangs.
             log_dir: `hang-<attempt>.txt` and the workers' speeds are written there.
-            attempt: Number of the attempt.
             print_line: Shows the user the report of a hang.
             warn: Shows the user a line about a straggler; `print_line` by default.
             node: Names the file of speeds, where several watchdogs write into one directory.

@@ -65,7 +65,6 @@ def detect_hang(states: Sequence[WorkerState], limits: HangLimits, unseen: int =
 
     Args:
         states: Of all workers of a training, from one moment (to a few seconds).
-        limits: How long is too long.
         unseen: Workers whose states aren't known; there may be a reason for waiting with them, so
             that the limit doubles.
     """

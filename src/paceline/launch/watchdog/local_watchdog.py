@@ -50,12 +50,7 @@ def watch_locally(
     """Watch an attempt by a thread of the launcher, and kill the workers when they hang.
 
     Args:
-        limits: After how long the training hangs.
         log_dir: Where the workers' logs are; `hang-<attempt>.txt` is written there.
-        print_line: Tells the user.
-        attempt: Number of the attempt.
-        poller: Sees the workers.
-        kill: Kills them all.
     """
 
     def warn(line: str) -> None:

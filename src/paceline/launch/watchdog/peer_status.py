@@ -38,7 +38,6 @@ class PeerStatus:
         """Publish the states of this node's workers.
 
         Args:
-            states: How they are.
             stacks: By rank, once the training hangs.
         """
         self._sequence += 1

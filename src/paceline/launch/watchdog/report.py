@@ -17,8 +17,6 @@ def render(hang: Hang, states: Sequence[WorkerState], stacks: Mapping[int, str])
     """Write the report: the missing workers with their stacks, the others in a line each.
 
     Args:
-        hang: What was found.
-        states: Of all workers that are known.
         stacks: By rank; those that could answer.
     """
     missing = [state for state in states if state.rank in hang.missing]
@@ -69,8 +67,6 @@ def failures_of(
     """Make the records of a hang: of the missing workers, else of the first one.
 
     Args:
-        hang: What was found.
-        states: Of all workers that are known.
         stacks: By rank.
     """
     ranks = hang.missing or (states[0].rank,)

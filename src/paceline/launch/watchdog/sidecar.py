@@ -90,8 +90,6 @@ def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[
     Does nothing where its launcher watches it already, or the system can't share a note.
 
     Args:
-        note: This worker's.
-        watch: With whom it is watched.
         starts: Whether this is the node's first worker, which starts the process.
     """
     place = None if note.is_shared else note.share_unnamed()

@@ -45,9 +45,6 @@ def ssh_config_text(
     """Write an ssh configuration for the nodes alone.
 
     Args:
-        nodes: Those that run.
-        login: User to log in as.
-        known_hosts: File with their host keys.
         identity: The private key's file, as it stands in ssh's configuration; None: ssh's default.
         complete: Whether every node's host key is known: an unknown one is refused then.
     """
@@ -137,9 +134,6 @@ def keep(
     """Write the files.
 
     Args:
-        files: Where.
-        stack: The nodes' stack.
-        nodes: Those that run.
         keys: Their host keys, by address.
         private_key: The key to log in with, if it isn't ssh's default or written already.
 

@@ -55,7 +55,7 @@ def status_lines(
         lines.append(
             f"{node.name:<8} {node.state:<13} {node.public_address or '-':<15} "
             f"{node.private_address or '-':<15} {node.instance_type} {node.id}"
-            + (f"  stops {_clock(ends)} (in {_hours(left)})" if node.running else "")
+            + (f"  stops {ends:%Y-%m-%d %H:%M UTC} (in {_hours(left)})" if node.running else "")
         )
         # A node costs from its launch to its end, or until now.
         until = now if node.running else min(node.stopped or ends, now)
@@ -69,10 +69,6 @@ def _quota_line(quota: Quota) -> str:
     if quota.limit is None:
         return f"{quota.what}: not found ({quota.note}); {quota.wanted} are needed"
     return f"{quota.what}: {quota.wanted} of {quota.limit} needed, {quota.used} in use"
-
-
-def _clock(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _hours(span: timedelta) -> str:

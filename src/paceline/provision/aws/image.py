@@ -1,11 +1,9 @@
 """The machine image of the nodes: AWS's deep-learning image with PyTorch, or the user's."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.launch.aws_client import Aws, AwsError
-from paceline.launch.json_fields import Answer
+from paceline.launch.aws_client import Aws
 
 _VERSIONS = ("2.12", "2.11")
 """Newest first; older ones have a PyTorch that Paceline doesn't support."""
@@ -39,9 +37,7 @@ def find_image(aws: Aws, wanted: str | None, architecture: str) -> Image:
     """Look the image up.
 
     Args:
-        aws: The account and region.
         wanted: An AMI's id, the name of an SSM parameter that holds one, or None.
-        architecture: The instance type's.
 
     Raises:
         UsageError: It isn't in the region, or is for another architecture.
@@ -49,28 +45,21 @@ def find_image(aws: Aws, wanted: str | None, architecture: str) -> Image:
     image_id = (
         wanted if wanted and wanted.startswith("ami-") else _look_up(aws, wanted, architecture)
     )
-    for found in _described(aws, image_id):
-        if (found.text("Architecture") or architecture) != architecture:
-            raise UsageError(
-                f"the image {image_id} is for {found.text('Architecture')}, the instance type for "
-                f"{architecture}"
-            )
-        disks = [disk["Ebs"] for disk in found["BlockDeviceMappings"]]
-        return Image(
-            id=image_id,
-            name=found.text("Name"),
-            root_device=found.text("RootDeviceName") or "/dev/sda1",
-            least_disk_gb=max((disk.count("VolumeSize") for disk in disks), default=0),
+    found = aws.first("describe_images", "Images", "InvalidAMIID", ImageIds=[image_id])
+    if found is None:
+        raise UsageError(f"there is no image {image_id} in {aws.region} that you may use")
+    if (found.text("Architecture") or architecture) != architecture:
+        raise UsageError(
+            f"the image {image_id} is for {found.text('Architecture')}, the instance type for "
+            f"{architecture}"
         )
-    raise UsageError(f"there is no image {image_id} in {aws.region} that you may use")
-
-
-def _described(aws: Aws, image_id: str) -> Iterator[Answer]:
-    try:
-        yield from aws.call("ec2", "describe_images", ImageIds=[image_id])["Images"]
-    except AwsError as error:
-        if not error.code.startswith("InvalidAMIID"):
-            raise
+    disks = [disk["Ebs"] for disk in found["BlockDeviceMappings"]]
+    return Image(
+        id=image_id,
+        name=found.text("Name"),
+        root_device=found.text("RootDeviceName") or "/dev/sda1",
+        least_disk_gb=max((disk.count("VolumeSize") for disk in disks), default=0),
+    )
 
 
 def _look_up(aws: Aws, wanted: str | None, architecture: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.launch.aws_client import Aws, AwsError
+from paceline.launch.aws_client import Aws
 from paceline.launch.json_fields import Answer
 
 
@@ -35,15 +35,11 @@ def find_type(aws: Aws, name: str) -> InstanceType:
     Raises:
         UsageError: There is no such type in the region.
     """
-    try:
-        answer = aws.call("ec2", "describe_instance_types", InstanceTypes=[name])
-    except AwsError as error:
-        if error.code.startswith("InvalidInstanceType"):
-            raise UsageError(f"there is no instance type {name} in {aws.region}") from error
-        raise
-    for found in answer["InstanceTypes"]:
-        return read_type(found)
-    raise UsageError(f"there is no instance type {name} in {aws.region}")
+    listed, missing = "InstanceTypes", "InvalidInstanceType"
+    found = aws.first("describe_instance_types", listed, missing, InstanceTypes=[name])
+    if found is None:
+        raise UsageError(f"there is no instance type {name} in {aws.region}")
+    return read_type(found)
 
 
 def read_type(answer: Answer) -> InstanceType:

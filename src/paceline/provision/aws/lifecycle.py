@@ -38,13 +38,7 @@ def make_nodes(aws: Aws, plan: ClusterPlan, *, wait: bool, say: Say) -> list[Ins
     the stack and waits until it is gone.
 
     Args:
-        aws: The account and region.
-        plan: What to make.
         wait: Whether to wait for ssh and the host keys.
-        say: Takes a line of progress.
-
-    Returns:
-        The nodes.
 
     Raises:
         PacelineError: They couldn't be made; nothing is left, or the message names what is.
@@ -190,8 +184,5 @@ def delete_nodes(aws: Aws, name: str, say: Say) -> None:
         raise InfrastructureError(f"this is left of {name} in {aws.region}: {listed}{reason}")
     # Only now: as long as something is left, the files lead to it.
     kept(name).forget()
-    say(f"nothing is left of {name} in {aws.region}" if stack else _nothing(name, aws.region))
-
-
-def _nothing(name: str, region: str) -> str:
-    return f"there is nothing named {name} in {region}"
+    what = "nothing is left of" if stack else "there is nothing named"
+    say(f"{what} {name} in {aws.region}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.launch.aws_client import Aws, AwsError
+from paceline.launch.aws_client import Aws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,12 @@ def find_site(aws: Aws, instance_type: str, *, zone: str | None, subnet: str | N
 
 
 def _of_subnet(aws: Aws, subnet: str) -> Site:
-    try:
-        answer = aws.call("ec2", "describe_subnets", SubnetIds=[subnet])
-    except AwsError as error:
-        if error.code.startswith("InvalidSubnetID"):
-            raise UsageError(f"--subnet: {aws.region} has no subnet {subnet}") from error
-        raise
-    for found in answer["Subnets"]:
-        return Site(
-            zone=found.text("AvailabilityZone"),
-            subnet=subnet,
-            vpc=found.text("VpcId"),
-            public=bool(found["MapPublicIpOnLaunch"]),
-        )
-    raise UsageError(f"--subnet: {aws.region} has no subnet {subnet}")
+    found = aws.first("describe_subnets", "Subnets", "InvalidSubnetID", SubnetIds=[subnet])
+    if found is None:
+        raise UsageError(f"--subnet: {aws.region} has no subnet {subnet}")
+    return Site(
+        zone=found.text("AvailabilityZone"),
+        subnet=subnet,
+        vpc=found.text("VpcId"),
+        public=bool(found["MapPublicIpOnLaunch"]),
+    )

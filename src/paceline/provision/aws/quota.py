@@ -72,10 +72,7 @@ def vcpu_quota(aws: Aws, instance_type: str, wanted: int, *, spot: bool) -> Quot
     """Compare virtual CPUs that are wanted with the quota and what runs; never fails.
 
     Args:
-        aws: The account and region.
-        instance_type: The nodes'.
         wanted: Virtual CPUs of all new nodes together.
-        spot: Whether they are spot capacity.
     """
     family = quota_family(instance_type, spot=spot)
     what = f"vCPUs of {'spot' if spot else 'on-demand'} {_instances_text(family, instance_type)}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import InfrastructureError, UsageError
-from paceline.launch.aws_client import Aws, AwsError
+from paceline.launch.aws_client import Aws
 from paceline.options.text import clause
 
 ADDRESS_SERVICE = "https://checkip.amazonaws.com"
@@ -50,8 +50,6 @@ def find_key(aws: Aws, ssh_key: str | None, public_key: str | None) -> LoginKey:
     """Find the key to log in with.
 
     Args:
-        aws: The account and region.
-        ssh_key: Name of a key pair there.
         public_key: File to import. None for both: the user's own.
 
     Raises:
@@ -59,12 +57,9 @@ def find_key(aws: Aws, ssh_key: str | None, public_key: str | None) -> LoginKey:
     """
     if ssh_key is None:
         return read_key(_key_file(public_key))
-    try:
-        aws.call("ec2", "describe_key_pairs", KeyNames=[ssh_key])
-    except AwsError as error:
-        if error.code == "InvalidKeyPair.NotFound":
-            raise UsageError(f"--ssh-key: {aws.region} has no key pair {ssh_key!r}") from error
-        raise
+    missing = "InvalidKeyPair.NotFound"
+    if not aws.first("describe_key_pairs", "KeyPairs", missing, KeyNames=[ssh_key]):
+        raise UsageError(f"--ssh-key: {aws.region} has no key pair {ssh_key!r}")
     return LoginKey(key_name=ssh_key)
 
 

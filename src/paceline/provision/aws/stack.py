@@ -54,8 +54,6 @@ def create_stack(aws: Aws, plan: ClusterPlan, token: str) -> None:
     """Ask for the stack. AWS deletes it by itself should it fail.
 
     Args:
-        aws: The account and region.
-        plan: What to make.
         token: Letters and digits of this attempt, by which it knows its own stack again.
 
     Raises:

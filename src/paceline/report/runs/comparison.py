@@ -89,9 +89,6 @@ class Comparison:
 def choose_runs(places: Sequence[str]) -> tuple[RunEntry, ...]:
     """Find the runs that a user names: directories, folders of runs, or names of runs.
 
-    Args:
-        places: As the user writes them.
-
     Raises:
         UsageError: Something names no run, or several; or there are fewer than two runs.
     """
@@ -111,7 +108,6 @@ def compare(runs: Sequence[RunEntry], most: int | None = MAX_SHOWN) -> Compariso
     """Put runs side by side.
 
     Args:
-        runs: At least one.
         most: With more runs the newest are taken; None takes all.
     """
     newest = sort_runs(runs, "started")[:most]
@@ -192,6 +188,7 @@ def _of_summary(name: str, column: str = "") -> _Read:
     """Read a figure of the summary, or the newest one of the tables while there is none."""
 
     def read(entry: RunEntry) -> float | None:
+        """Take the summary's figure, or the newest that a table has."""
         report = entry.report
         # Steps and time go on within an epoch; other figures are an epoch's, where there is one.
         tables = [report.metrics, report.steps]

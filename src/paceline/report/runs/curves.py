@@ -47,7 +47,6 @@ def curve(run: RunEntry, metric: str, across: Across) -> tuple[tuple[float, floa
     What was recorded within the epochs counts before the epochs' own figures.
 
     Args:
-        run: The run.
         metric: A column of `metrics.csv` or `steps.csv`.
         across: What the first number of a point is: steps, seconds or samples.
     """
@@ -65,7 +64,6 @@ def choose_metric(runs: Sequence[RunEntry], requested: str | None) -> str:
     """Choose the figure to show: the one asked for, or one that most runs have.
 
     Args:
-        runs: The runs.
         requested: A column of `metrics.csv` or `steps.csv`; None for what the first run's
             `--best-by` says, unless most runs haven't that.
 

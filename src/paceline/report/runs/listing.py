@@ -120,7 +120,6 @@ def read_entry(run: RunDirectory, label: str) -> RunEntry:
 
     Args:
         run: The run directory; any of its files may be missing or partial.
-        label: What it is called in the list.
     """
     report = read_run(run, with_steps=False)
     derived, settings = section(report.run, "derived"), section(report.run, "settings")
@@ -188,8 +187,6 @@ def run_of_command(
     """Find the run that a command names; where it names none choose one, and say which.
 
     Args:
-        named: What it names, if anything.
-        command: Its name, such as `watch`.
         doing: What it does with a run, such as "Watching".
         choose: Chooses among the runs below runs/.
         word: What names a run in the command's usage.
@@ -245,7 +242,6 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
     """Keep the runs that meet all conditions.
 
     Args:
-        listed: The runs.
         conditions: NAME=VALUE each, where NAME is name, recipe, state, tag, workers, or a setting
             or recipe argument of at least one run, and VALUE may have the wildcards * and ?.
 

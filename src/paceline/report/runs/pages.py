@@ -80,10 +80,6 @@ def write_index(listed: RunList, now: datetime) -> Path:
 
     The page needs no network; a script of its own sorts it.
 
-    Args:
-        listed: The runs, in order.
-        now: When it is written.
-
     Raises:
         UsageError: There is an `index.html` that isn't such a page, or it can't be written.
         StorageError: The disk is full.
@@ -115,10 +111,6 @@ def write_comparison(shown: Comparison, path: Path) -> Path:
     """Write a comparison as a page that needs no network.
 
     A script of its own shows values and zooms.
-
-    Args:
-        shown: The runs.
-        path: The page.
 
     Raises:
         UsageError: There is a file that isn't such a page, or it can't be written.

@@ -21,7 +21,6 @@ def table_lines(listed: RunList, now: datetime, width: int | None, setting: str 
     """Lay out a list for a terminal, with what is wrong with damaged runs below it.
 
     Args:
-        listed: The runs, in order.
         now: Until when ages are counted.
         width: Characters of a line; None where lines may be of any length.
         setting: Has a column of its own, for instance what the list is sorted by.

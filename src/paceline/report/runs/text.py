@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from paceline.options.text import aligned, printable
+from paceline.options.text import aligned, cut, printable
 from paceline.report.runs.comparison import Comparison, Row
 from paceline.report.runs.curves import CurveTable
 
@@ -16,7 +16,6 @@ def comparison_lines(
     """Lay out a comparison: which runs, settings that differ, final figures, curves.
 
     Args:
-        shown: The runs.
         tables: Of their curves.
         width: Characters of a line; None where lines may be of any length.
     """
@@ -47,9 +46,9 @@ def _table(
     title: str, rows: Sequence[Row], letters: Sequence[str], width: int | None
 ) -> Iterator[str]:
     """Lay out a column for each run; below each other where they don't fit beside each other."""
-    names = [title, *(_cut(printable(row.label)) for row in rows)]
+    names = [title, *(cut(printable(row.label), _MAX_CELL_LENGTH) for row in rows)]
     columns = [
-        [letter, *(_cut(printable(row.cells[place])) for row in rows)]
+        [letter, *(cut(printable(row.cells[place]), _MAX_CELL_LENGTH) for row in rows)]
         for place, letter in enumerate(letters)
     ]
     first = max(map(len, names))
@@ -65,7 +64,3 @@ def _table(
         block.append(column)
         used += more
     yield from aligned(list(zip(names, *block, strict=True)), left=(0,))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.options.figures import show_seconds, show_whole_percent
+from paceline.options.text import cut
 from paceline.report.scaling.captions import FIXED_NAMES, PART_NAMES, describe_fixed, describe_steps
 from paceline.report.scaling.series import one_worker, size_name
 from paceline.report.svg import COLOURS, MUTED, figure_to_svg, make_axes, plain
@@ -98,7 +99,7 @@ def fixed_picture(study: Study) -> BarPicture | None:
 
 def draw_bars(picture: BarPicture) -> str:
     """Draw the bars as inline SVG; the same picture always gives the same text."""
-    labels = [_cut(bar.label) for bar in picture.bars]
+    labels = [cut(bar.label, _LONGEST) for bar in picture.bars]
     left = 10 + _LETTER * max(map(len, labels), default=0)
     right = 12 + _LETTER * max((len(bar.end) for bar in picture.bars), default=0)
     height = _TOP + _BOTTOM + _ROW * len(picture.bars)
@@ -164,7 +165,3 @@ def _scale(axes: "Axes", picture: BarPicture) -> None:
 
 def _tick(time_s: float, longest_s: float) -> str:
     return f"{plain(1000 * time_s)} ms" if longest_s < 0.4 else f"{plain(time_s)} s"
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"

@@ -169,7 +169,6 @@ def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) ->
     """Say what it took to reach the loss that every training reached.
 
     Args:
-        study: The study.
         sizes: The trainings that the picture shows.
         across: `time` or `samples`.
     """

@@ -125,9 +125,9 @@ def throughput_picture(study: Study) -> Picture:
     """Images a second against workers, with the line that one worker's throughput would give."""
 
     def low_high(size: PredictedSize) -> tuple[float, float, float] | None:
+        """Scale the efficiency's band, which is proportional to the throughput."""
         if size.images_per_s is None:
             return None
-        # The band is of the efficiency, which is proportional to the throughput.
         factor = size.images_per_s / size.efficiency
         return factor * size.low, size.images_per_s, factor * size.high
 

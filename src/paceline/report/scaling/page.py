@@ -30,8 +30,6 @@ def render_page(study: Study, directory: Path, problems: Sequence[str] = ()) -> 
     """Render a study as HTML that needs no network; the same study, the same text.
 
     Args:
-        study: As far as it is known.
-        directory: Of the study.
         problems: With its file, a sentence each.
     """
     measured = bool(study.measured)
@@ -80,17 +78,13 @@ def _unbroken(sentence: str) -> str:
 
 
 def write_scaling_report(study_dir: Path, path: Path | None = None) -> Path:
-    """Write a study's page; called by one process, not a collective.
+    """Write a study's page, and give its path; called by one process, not a collective.
 
     Works at any time: what isn't measured yet, failed or is damaged is said to be so on the page.
     The page is one file that needs no network.
 
     Args:
-        study_dir: The study's directory.
         path: Where to; by default `report.html` in it.
-
-    Returns:
-        The path of the page.
 
     Raises:
         UsageError: Something else is in the place that was named.

@@ -28,7 +28,8 @@ def find_methods(study: Study) -> tuple[Method, ...]:
     groups: dict[_Key, list[SizeResult]] = {}
     for size, key in zip(study.sizes, keys, strict=True):
         groups.setdefault(key, []).append(size)
-    alone = _fastest_alone(study)
+    # The fastest run of one worker, which each method is compared with.
+    alone = max((s for s in study.measured if s.workers == 1), key=_speed, default=None)
     if len(groups) > 1:  # One worker combines nothing: alone it makes no method.
         several = {k: found for k, found in groups.items() if any(s.workers > 1 for s in found)}
         groups = several or groups
@@ -109,10 +110,6 @@ def one_worker(study: Study) -> SizeResult | None:
 
 def _speed(size: SizeResult) -> float:
     return 0.0 if size.images_per_s is None else size.images_per_s.median
-
-
-def _fastest_alone(study: Study) -> SizeResult | None:
-    return max((s for s in study.measured if s.workers == 1), key=_speed, default=None)
 
 
 def _with_one_worker(sizes: list[SizeResult], alone: SizeResult | None) -> tuple[SizeResult, ...]:

@@ -29,12 +29,9 @@ def _what(study: Study) -> str:
     methods = [method.label for method in find_methods(study) if method.sizes]
     compared = f" with {listed(methods)}" if len(methods) > 1 else ""
     each = f" for {show_length(study.seconds)}" if study.seconds else ""
-    often = f", {_times(study.repeats)}{each}" if study.repeats else ""
+    times = "once" if study.repeats == 1 else f"{study.repeats:,} times each"
+    often = f", {times}{each}" if study.repeats else ""
     return f"{named}{compared}{often}. {_KEPT[study.mode]}"
-
-
-def _times(repeats: int) -> str:
-    return "once" if repeats == 1 else f"{repeats:,} times each"
 
 
 _KEPT = {

@@ -192,9 +192,7 @@ def eval_batch_size(given: int | None, plan: TrainPlan | None, most: int | None)
     """Choose one worker's batch to evaluate with: without gradients more fits than in training.
 
     Args:
-        given: What the script says, if anything.
         plan: Of the training batches, where they are known.
-        most: `--max-batch-per-worker`.
     """
     size = given or (max(2 * plan.micro_batch, _MIN_EVAL_BATCH) if plan else _MIN_EVAL_BATCH)
     return min(size, most or size)

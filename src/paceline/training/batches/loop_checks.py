@@ -70,7 +70,6 @@ def remark_alone(
 
     Args:
         counts_by: What steps are counted by; None before the training.
-        knows_loader: Whether the session knows a training loader.
         is_behind: Whether that has given all batches of the epoch.
         skipped: How many of them had no step.
     """
@@ -134,7 +133,6 @@ def refuse_between_shards(batch: Batch | None, call: str) -> None:
 
     Args:
         batch: The one that the script has, if any.
-        call: What it wants, for the message.
 
     Raises:
         UsageError: The script is within a step.

@@ -191,11 +191,8 @@ def check_plan(
     """Refuse what can't be computed with this plan, or with one that is balanced later.
 
     Args:
-        plan: How the batches are cut.
-        options: What was asked for.
         sync_batchnorm: Whether a BatchNorm takes its statistics over all workers: by
             `--sync-batchnorm`, or PyTorch's own in the model.
-        optimizers: How many there are.
 
     Raises:
         UsageError: Synchronised BatchNorm, or several optimizers, over batches cut into pieces; or

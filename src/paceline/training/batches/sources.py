@@ -99,7 +99,6 @@ def describe_data(data: AnyData, seed: int = 0) -> DataSource:
     """Accept a data set, or a DataLoader as a single process would use it.
 
     Args:
-        data: The data set or DataLoader.
         seed: The training's; a sampler of the script's own draws by it.
 
     Raises:
@@ -215,7 +214,6 @@ def shuffles(served: DataSource, shuffle: bool | None) -> bool:
     """Settle whether each epoch has an order of its own that the session makes.
 
     Args:
-        served: What the DataLoader says.
         shuffle: What the script says besides.
 
     Raises:
@@ -265,8 +263,6 @@ def compare_data(served: DataSource, group: Group, plan: TrainPlan | None = None
     """Refuse data sets that differ between workers: wrong results would follow. Collective.
 
     Args:
-        served: This worker's.
-        group: The workers.
         plan: How batches are made of it, for training data.
 
     Raises:
@@ -301,14 +297,6 @@ def make_source(
     evaluate_with: tuple[Augment, ...] = (),
 ) -> BatchSource:
     """Serve a data set: from memory on the device, through a DataLoader, or as a stream.
-
-    Args:
-        served: The data set.
-        config: Options; how many processes read.
-        group: The workers.
-        channels_last: Layout of images.
-        augment: Changes of training batches, on the device.
-        evaluate_with: Changes of evaluation batches, on the device.
 
     Raises:
         UsageError: Changes on the device of anything but raw images.

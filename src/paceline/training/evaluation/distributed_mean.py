@@ -25,7 +25,6 @@ def average(
     Args:
         judge: Called with each batch's content.
         batches: This worker's; workers may have unequal numbers of them, also none.
-        group: The workers.
         division: Which parts of the evaluation each has. The means depend on the number of parts,
             never on the number of workers.
 

@@ -1,29 +1,34 @@
 """Evaluates the model of a finished or stopped run, in one process."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.checkpoint.format import read_snapshot
 from paceline.checkpoint.store import SnapshotStore
+from paceline.data.batch import BatchSource
 from paceline.data.protocols import Labelled
 from paceline.distributed.device import pick_device
 from paceline.distributed.group import Group
 from paceline.distributed.options import DeviceKind, DistOptions
 from paceline.distributed.placement import Placement
-from paceline.metrics.counters import Totals
+from paceline.distributed.work_division import Division
+from paceline.errors import JobError
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.sources import describe_data, make_source
 from paceline.training.components import autocast, takes_channels_last
-from paceline.training.evaluation.evaluator import Evaluator
-from paceline.training.job import Job
-from paceline.training.losses import build_loss
+from paceline.training.evaluation.distributed_mean import Metrics, average
+from paceline.training.evaluation.validation import eval_mode
+from paceline.training.job import Job, LossFunction
+from paceline.training.losses import as_scores, build_loss
 from paceline.training.recipe import load_recipe
-from paceline.training.recipe_session import count_top, number_of_classes
+from paceline.training.recipe_session import count_top, figures_of, number_of_classes
 from paceline.training.rng import seed_everything
 from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.snapshots.model_weights import evaluated_weights, load_weights
@@ -37,19 +42,18 @@ class EvaluationResult:
 
     snapshot: Path
     step: int
-    totals: Totals
+    figures: Metrics
+    """Means over all samples: `loss`, `accuracy`, `top5_accuracy`, as far as they are counted."""
+    samples: int
     confusion: Tensor
     """(classes, classes) int64, rows by true class; (0, 0) where the task has no classes."""
     class_names: tuple[str, ...]
-    top: int
-    """5 where the five best guesses were counted as well."""
 
 
 def find_snapshot(run: RunDirectory, which: str, say: Callable[[str], None]) -> Path:
     """Find the snapshot that a user asks for; where none is marked as the best, the last one.
 
     Args:
-        run: The run directory.
         which: `best`, `last`, or a snapshot's directory.
         say: Called where the last one stands in.
 
@@ -80,8 +84,6 @@ def evaluate_run(
     """Evaluate a snapshot's model on the recipe's validation set, each sample once.
 
     Args:
-        run: The run directory.
-        path: The snapshot, see `find_snapshot`.
         arguments: The recipe's arguments that differ from the run's, such as `data_dir`.
         device_kind: Where to compute, whatever the run was trained on.
         ema: Judge the moving average of the weights where the snapshot has one.
@@ -109,25 +111,76 @@ def evaluate_run(
     source = make_source(
         describe_data(job.validation), config, group, layout, evaluate_with=job.evaluate_with
     )
-    evaluator = Evaluator(
-        loss=build_loss(job.loss, label_smoothing=0.0),
-        forward_context=autocast(config.compute.precision, device),
-        top=count_top(job),
-        batch_size=config.data.max_batch_per_worker or _BATCH,
-    )
     classes = number_of_classes(job) or 0
     try:
-        totals, confusion = evaluator.run(job.model.to(device), source, group, classes)
+        figures, samples, confusion = evaluate_model(
+            job.model.to(device),
+            source,
+            group,
+            loss=build_loss(job.loss, label_smoothing=0.0),
+            forward_context=autocast(config.compute.precision, device),
+            top=count_top(job),
+            num_classes=classes,
+            batch_size=config.data.max_batch_per_worker or _BATCH,
+        )
     finally:
         source.close()
     return EvaluationResult(
         snapshot=path,
         step=snapshot.step,
-        totals=totals,
+        figures=figures,
+        samples=samples,
         confusion=confusion,
         class_names=_class_names(job, classes),
-        top=evaluator.top,
     )
+
+
+def evaluate_model(
+    model: nn.Module,
+    source: BatchSource,
+    group: Group,
+    *,
+    loss: LossFunction,
+    forward_context: Callable[[], AbstractContextManager[object]],
+    top: int,
+    num_classes: int,
+    batch_size: int,
+) -> tuple[Metrics, int, Tensor]:
+    """Evaluate a model on this one worker, as a training does on all.
+
+    Args:
+        top: 5 to also count classes among the five best guesses, 1 for the best alone, 0 for none.
+        num_classes: Above 0, to count a confusion matrix.
+
+    Returns:
+        The figures, the number of samples, and (num_classes, num_classes) int64 counts, rows by
+        true class.
+    """
+    confusion = torch.zeros(num_classes**2, dtype=torch.int64, device=group.device)
+
+    def judge(content: object) -> Mapping[str, Tensor | float]:
+        """Give a batch's figures, and count its cells of the confusion matrix."""
+        inputs, targets = cast(tuple[Tensor, Tensor], content)
+        with forward_context():
+            outputs = as_scores(model(inputs))
+        if num_classes:
+            _check_width(outputs, num_classes)
+            cells = targets * num_classes + outputs.argmax(1)
+            confusion.add_(torch.bincount(cells, minlength=len(confusion)))
+        return figures_of(outputs, targets, loss, top)
+
+    with torch.no_grad(), eval_mode(model):
+        batches = source.eval_batches(0, 1, batch_size)
+        figures, samples = average(judge, batches, group, Division.of(None, 1))
+    return figures, samples, confusion.view(num_classes, num_classes).cpu()
+
+
+def _check_width(outputs: Tensor, num_classes: int) -> None:
+    if outputs.ndim != 2 or outputs.shape[1] != num_classes:
+        raise JobError(
+            f"the model gives outputs of shape {tuple(outputs.shape)} for {num_classes} classes; a "
+            "confusion matrix needs (samples, classes): set the job's num_classes"
+        )
 
 
 def _class_names(job: Job, classes: int) -> tuple[str, ...]:

@@ -1,18 +1,19 @@
 """Evaluation in the middle of a training: the models' mode, progress, time, the epoch's figures."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import final
 
 import torch
+from torch import Tensor, nn
 
 from paceline.data.batch import Batch
 from paceline.launch.heartbeat import EVALUATING, StepNote
 from paceline.training.batches.loader import EvalLoader
 from paceline.training.context import TrainingContext
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
-from paceline.training.evaluation.evaluator import eval_mode, time_batches
 from paceline.training.progress import describe_too_long
 from paceline.training.status_exchange import StopFlag, agree_on_pause
 from paceline.training.sync.base import GradientSync
@@ -61,7 +62,6 @@ class Validation:
         """Give an evaluation's batches, unless a signal ends it, and show how far it is.
 
         Args:
-            loader: What is evaluated.
             what: Its name on the screen; of the open epoch's validation by default.
         """
         context, total = self.context, 0 if loader.served.is_stream else len(loader)
@@ -106,3 +106,46 @@ class Validation:
             if before not in (None, loader):
                 self.context.optimizer_step.report_once(_VALIDATED_TWICE)
         epoch.logged |= others
+
+
+def time_batches(
+    judge: BatchMetrics,
+    batches: Generator[Batch],
+    most_s: float,
+    clock: Callable[[], float] = perf_counter,
+) -> float:
+    """Time the first batches of an evaluation, until `most_s` seconds have gone by.
+
+    The very first one warms up, for half a minute where code is compiled, and counts only where
+    there is no other.
+
+    Returns:
+        Seconds that a sample takes, its reading included; 0 without a batch.
+    """
+    laps: list[tuple[int, float]] = []
+    from_s = begun_s = clock()
+    with closing(batches):
+        for batch in batches:
+            for value in judge(batch.content).values():
+                if isinstance(value, Tensor):
+                    value.sum().item()  # waits for the device
+            now_s = clock()
+            laps.append((batch.local, now_s - from_s))
+            from_s = now_s
+            if now_s - begun_s >= most_s and len(laps) > 1:
+                break
+    warm = laps[1:] or laps
+    samples = sum(samples for samples, _ in warm)
+    return sum(lap_s for _, lap_s in warm) / samples if samples else 0.0
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every module of it back into the mode it was in."""
+    modes = [(child, child.training) for child in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for child, was_training in modes:
+            child.training = was_training

@@ -19,10 +19,8 @@ class LearningRateSchedule(StepHook):
         """Control an optimizer; its rates change with the first step.
 
         Args:
-            optimizer: The optimizer that trains.
             base_lrs: The rate of each parameter group at factor 1. Take them when the optimizer
                 is built: a restored optimizer carries the rates of the step it was saved at.
-            schedule: Gives the factor.
 
         Raises:
             ValueError: There isn't one base rate for each parameter group.

@@ -91,7 +91,6 @@ class MetricsLogger(StepHook):
         """Name the sinks; `setup` opens them.
 
         Args:
-            context: Of the training.
             agree: Gives rank 0's text instead of a worker's own, where several of them write
                 snapshots: these have to be the same. Collective.
         """
@@ -226,7 +225,6 @@ def describe_advance(
 
     Args:
         context: Of the training, after it has taken the exchange in.
-        agreed: The last exchange.
         steps: Steps since the exchange before.
         spent: What these steps spent on communication; None of a single worker.
         top: 5 or 1 where accuracy is counted.
@@ -262,8 +260,6 @@ def epoch_row(context: TrainingContext, trained: Totals, top: int, *, sized: boo
     """Make the row of the epoch that ends. Collective.
 
     Args:
-        context: Of the training.
-        trained: The epoch's sums over all workers.
         top: 5 or 1 where accuracy was counted, else 0.
         sized: Whether it is known how many samples a step had.
     """

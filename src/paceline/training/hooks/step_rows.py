@@ -148,13 +148,7 @@ class StepRows:
         )
 
     def take(self, agreed: Agreement, lr: float, waits: tuple[float, float, float]) -> StepMark:
-        """Take the mark of a row that is due.
-
-        Args:
-            agreed: The last exchange.
-            lr: Of the last step.
-            waits: Of the mark.
-        """
+        """Take the mark of a row that is due."""
         state = self._progress.state
         self.last = StepMark(
             state.epoch + 1,
@@ -173,10 +167,6 @@ class StepRows:
         """Take the mark of an epoch's last steps where no row has been due at its end.
 
         That is where a script leaves its loop early, or has one without epochs.
-
-        Args:
-            agreed: The last exchange.
-            row: The epoch's.
         """
         if row.step <= self.last.step:
             return None

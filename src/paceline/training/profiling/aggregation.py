@@ -69,8 +69,6 @@ def measure_worker(
     """Say what a worker has to tell.
 
     Args:
-        step_profiler: What it has measured.
-        host: Its name.
         averagings_s: Waits for averages of weights, by steps done.
         averaging_steps: How many steps these waits are of.
         syncing_s: Of a step: what else there is to do for them.
@@ -105,10 +103,6 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     longer, they waited for it. So it is with averages of weights and with status exchanges, which
     don't come in each step: they are shared out among the steps. Of exchanges each counts as the
     usual one does, since the first ones, and some on a busy machine, take many times as long.
-
-    Args:
-        workers: Of every worker.
-        step_s: The whole step.
     """
     # Waits for gradients, of the steps that all workers have sampled.
     common = set(workers[0].waits_s).intersection(*(each.waits_s for each in workers[1:]))
@@ -173,7 +167,6 @@ def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:
     """Give the time of a step, each lap counting as often as it has steps; None without laps.
 
     Args:
-        laps: Of the training.
         by_mean: Take the mean for the figure in the middle: where workers average every few steps
             the median is a step in which none waits.
     """

@@ -54,7 +54,7 @@ class GpuMonitor:
         """Watch a worker's own GPU."""
         address = pci_address(device)
         read = None if address is None else read_utilization(address)
-        return cls(lambda: peak_memory(device), read or _no_reading)
+        return cls(lambda: peak_memory(device), read or (lambda: None))
 
     def close(self) -> None:
         """End the thread; doesn't wait for long if the driver hangs."""
@@ -89,7 +89,3 @@ class GpuMonitor:
             self.memory_bytes, self.utilization = self._peak(), self._read()
             if self.utilization is not None:
                 self._sampled.append(self.utilization)
-
-
-def _no_reading() -> None:
-    return None

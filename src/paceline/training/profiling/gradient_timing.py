@@ -111,11 +111,7 @@ class GradientTimes:
         self._samples, self._only_first = [*earlier, _Sample(arrivals, passes)][-_KEPT:], is_first
 
     def arrivals(self, backward_s: float) -> tuple[Arrival, ...]:
-        """Give the usual times, in order, of at most 256 groups; waits until they have passed.
-
-        Args:
-            backward_s: How long the backward pass takes.
-        """
+        """Give the usual times, in order, of at most 256 groups; waits until they have passed."""
         times: dict[nn.Parameter, list[float]] = {}
         for sample in self._samples:
             for parameter, at in sample.shares().items():
@@ -135,7 +131,6 @@ def merged(arrivals: Sequence[Arrival], most: int = _MAX_ARRIVALS) -> tuple[Arri
 
     Args:
         arrivals: In order of time.
-        most: How many may be left.
     """
     size = max(1, ceil(len(arrivals) / most))
     groups = (arrivals[i : i + size] for i in range(0, len(arrivals), size))

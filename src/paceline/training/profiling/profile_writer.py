@@ -51,7 +51,6 @@ class _Sums:
         Args:
             agreed: What the workers have exchanged at its end.
             steps: Of the lap.
-            wire_bytes: What this worker has sent in it.
         """
         self.steps += steps
         self.lap_s += agreed.lap_s
@@ -119,7 +118,6 @@ class _AveragingCosts:
         """Run the averaging after a step, and time it. Collective, as that is.
 
         Args:
-            sync: Makes them.
             step: How many have been taken.
             waits_are_known: Already; a GPU's only later.
         """
@@ -188,11 +186,7 @@ class Profiler:
     _written_s: float | None = None
 
     def begin_averaging(self, averaging: WeightAveraging) -> None:
-        """Count what averages of weights take and send, too. Local; before any of them.
-
-        Args:
-            averaging: What makes them.
-        """
+        """Count what averages of weights take and send, too. Local; before any of them."""
         self.averaging = _AveragingCosts(source=averaging)
 
     def close(self, step: int) -> float:
@@ -217,8 +211,6 @@ class Profiler:
         """Take an exchange in. Local.
 
         Args:
-            agreed: What the workers have exchanged.
-            status: What this one contributed.
             steps: Of which it is.
             progress: After it has taken the exchange in.
 
@@ -263,9 +255,6 @@ class Profiler:
         """Note that another `--sync` method is used from the next step on. Local.
 
         What was measured of the steps before stands until there is a step of the new kind.
-
-        Args:
-            name: Of the method.
         """
         self._next_method = name
         if self.step_profiler.sampled == 0:
@@ -275,7 +264,6 @@ class Profiler:
         """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is.
 
         Args:
-            sync: The training's.
             step: How many have been taken.
         """
         # A method begins with the step after the one at which it was chosen.
@@ -298,7 +286,6 @@ class Profiler:
         """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is.
 
         Args:
-            sync: Does it.
             step: How many have been taken.
         """
         self.step_profiler.end_pass(step)
@@ -326,12 +313,7 @@ class Profiler:
         self.step_profiler.skip(state.step)
 
     def record(self, progress: TrainingProgress, *, must: bool = False) -> None:
-        """Write the profile, unless one has been written just before. Collective.
-
-        Args:
-            progress: How far the training is.
-            must: Write it in any case.
-        """
+        """Write the profile, unless one has been written just before. Collective."""
         now_s, before_s = progress.state.elapsed_s, self._written_s
         if not must and before_s is not None and now_s - before_s < _MIN_S:
             return

@@ -196,8 +196,6 @@ class StepProfiler:
         """Share the steps since the last exchange out into computing and waiting.
 
         Args:
-            steps: How many.
-            status: What this worker contributed to the exchange.
             step: The one that is next.
             planned: The step, from 0, that is to be sampled next.
         """
@@ -310,9 +308,5 @@ def _times_of(marks: Marks) -> StepSample:
 
 
 def _is_hooked(sampled: int) -> bool:
-    """Tell whether a sample takes the gradients' times too: the hooks cost a little.
-
-    Args:
-        sampled: Steps sampled before.
-    """
+    """Tell whether a sample takes the gradients' times too: the hooks cost a little."""
     return sampled in (0, 2) or (sampled >= _EARLY - 1 and sampled % 4 == 0)

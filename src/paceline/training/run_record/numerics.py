@@ -103,11 +103,7 @@ def describe_kernels(device: torch.device) -> str:
 
 
 def describe(device: torch.device) -> dict[str, str | int]:
-    """Describe this process's hardware and settings that results depend on.
-
-    Args:
-        device: What the worker computes on.
-    """
+    """Describe this process's hardware and settings that results depend on."""
     return {
         "device": device.type,
         **_hardware(device),
@@ -279,7 +275,6 @@ def numerics_of_all(group: Group, max_batch: int | None) -> list[object]:
     """List what bits depend on, once for each kind of worker. Collective.
 
     Args:
-        group: The workers.
         max_batch: Most samples that a worker puts through the model at once.
 
     Returns:
@@ -297,7 +292,6 @@ def is_mixed(history: Sequence[Mapping[str, object]], step: int) -> bool:
 
     Args:
         history: The starts, as `run.json` has them.
-        step: Where the training stands now.
     """
     kinds, end = set(), step
     for start in reversed(history):

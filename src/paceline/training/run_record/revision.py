@@ -14,8 +14,6 @@ def find_revision(
 
     Args:
         reference: A path, a path and a function (`file.py:build`), or a module's.
-        git: The program.
-        limit_s: How long it may take.
 
     Returns:
         `commit`, its hash in full, and `dirty`, whether files that git knows differ from it. None

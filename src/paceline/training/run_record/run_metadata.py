@@ -12,13 +12,12 @@ from torch import nn
 
 from paceline._version import __version__
 from paceline.distributed.cpu_threads import describe_cores
-from paceline.distributed.describe import describe_placement
 from paceline.distributed.device import cpu_name, describe_device, features, has_bf16
 from paceline.distributed.group import Group
 from paceline.files import write_json
 from paceline.launch.worker_count import usable_cores
 from paceline.optim.options import describe_optimizer
-from paceline.optim.rate import scaled_lr
+from paceline.optim.schedule import scaled_lr
 from paceline.options.figures import show_short_percent
 from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
@@ -61,7 +60,7 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
         "numerics": describe(context.group.device),
         "git": _revision(request, context.group),
         "hosts": _hosts(context.group),
-        "placement": describe_placement(context.group),
+        "placement": _placement(context.group),
         "command": list(request.command),
         "started_at": request.started_at,
     }
@@ -75,13 +74,7 @@ def _revision(request: TrainRequest, group: Group) -> dict[str, object] | None:
 
 
 def write_run(run: RunDirectory, description: Mapping[str, object], start: object) -> None:
-    """Write `run.json`, keeping the history of earlier starts.
-
-    Args:
-        run: The run directory.
-        description: What `describe_run` gave.
-        start: This start, one entry of the history.
-    """
+    """Write `run.json`, keeping the history of earlier starts."""
     before = run.read_run() if run.run_json.exists() else {}
     history = before.get("history", [])
     earlier = history if isinstance(history, list) else []
@@ -388,6 +381,34 @@ def _planned(engine: Engine) -> dict[str, object]:
         "lr": rates[0] if rates else None,
         "lr_rule": "the script's own",
         "optimizer": ", ".join(names) or "none",
+    }
+
+
+def _placement(group: Group) -> dict[str, object]:
+    """Describe how the workers found each other and where each of them is. Collective.
+
+    Returns:
+        The same on every worker: `source` (who said which worker is which), `init_method` (where
+        they met; None for one worker), `backend`, `nodes`, and `workers`, one entry per rank with
+        `rank`, `local_rank`, `node_rank`, `host`, `interface`, `address`, `chosen_by`, `device`.
+    """
+    placement, route = group.placement, group.route
+    own = {
+        "rank": group.rank,
+        "local_rank": placement.local_rank,
+        "node_rank": placement.node_rank,
+        "host": socket.gethostname(),
+        "interface": route.interface if route else None,
+        "address": route.address if route else None,
+        "chosen_by": route.chosen_by if route else None,
+        "device": f"{group.device}: {describe_device(group.device)}",
+    }
+    return {
+        "source": placement.source,
+        "init_method": str(group.address) if group.address else None,
+        "backend": group.backend,
+        "nodes": placement.nodes,
+        "workers": [json.loads(text) for text in group.gather_texts(json.dumps(own))],
     }
 
 

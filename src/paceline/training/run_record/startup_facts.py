@@ -40,10 +40,6 @@ def facts_of(
     """List what has to be the same on all workers.
 
     Args:
-        request: What was asked for.
-        settings: All options, with their defaults.
-        device: Kind of this worker's device.
-        backend: What carries the gradients.
         numerics: What the bits depend on besides, where bits are promised.
     """
     options = {n: _text(v) for n, v in settings.items() if n not in OF_ONE_NODE}

@@ -149,9 +149,7 @@ def find_origin(store: SnapshotStore, group: Group, report: Report, *, shared: b
 
     Args:
         store: On a shared file system, or this node's own.
-        group: The workers.
         report: Told of what is set aside, by the worker that met it.
-        shared: Whether all nodes see the same directory.
 
     Raises:
         SnapshotError: Two nodes have different snapshots that claim to be the same.
@@ -176,9 +174,6 @@ def best_weights(
     Args:
         store: On a shared file system, or this node's own; then the latest of all nodes' best ones
             counts.
-        group: The workers.
-        report: Told of one that is damaged.
-        shared: Whether all nodes see the same directory.
 
     Returns:
         None where no node has one.

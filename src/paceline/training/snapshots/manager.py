@@ -94,7 +94,6 @@ class SnapshotManager:
         where weights may differ, and where each worker has states of its own.
 
         Args:
-            state: Where the training stands.
             agreed: Of this step, with the statistics of all parts.
             best: Also keep it as the best by validation.
             must: Where the one before is still being written, wait for it rather than skip this.
@@ -247,7 +246,6 @@ class SnapshotManager:
         """Wait as `flush`; where the last snapshot isn't on disk, try again for a while. Local.
 
         Args:
-            limit_s: For how long.
             is_cut_short: Asked before each further try: whether to give up.
 
         Returns:

@@ -31,9 +31,7 @@ def gather_states(group: Group, own: RankState, *, keeps: bool) -> list[RankStat
     A few tensors at a time, so that a worker which keeps nothing needs little memory.
 
     Args:
-        group: The workers.
         own: Of this one, on any device.
-        keeps: Whether this worker wants the result.
 
     Returns:
         In rank order, on the CPU; nothing on a worker that doesn't keep it.

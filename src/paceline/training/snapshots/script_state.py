@@ -68,7 +68,6 @@ class LoopState:
         """Copy what they are now. Local to the worker.
 
         Args:
-            optimizers: All of the training's.
             objects: By the names that snapshots have.
         """
         self._optimizers = optimizers
@@ -90,9 +89,6 @@ class LoopState:
 
     def put_back(self, leave: Sequence[Optimizer] = ()) -> list[str]:
         """Undo what the script has changed since. Local to the worker.
-
-        Args:
-            leave: Optimizers whose options stay as they are.
 
         Returns:
             The names of what has been changed.

@@ -30,10 +30,7 @@ def transfer_snapshot(
     arrive. Costs a few pieces of memory on each worker, and nothing where nobody lacks it.
 
     Args:
-        store: This node's own.
-        group: The workers.
         manifest: The snapshot's, the same on every worker.
-        owner: The rank whose store holds it.
         is_missing: Whether this worker is to write it for its node.
 
     Returns:

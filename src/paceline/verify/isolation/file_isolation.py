@@ -399,9 +399,6 @@ def writes_isolated(trial: Trial) -> Iterator[None]:
     What Python code writes elsewhere goes to an overlay that the launch's ranks share, and is found
     there again. What anything else writes elsewhere (C code, other programs) the kernel refuses
     where it can; that isn't undone when the block ends.
-
-    Args:
-        trial: Of this launch.
     """
     if not trial.place:
         yield

@@ -57,8 +57,6 @@ def watch_children(trial: Trial, patches: Patches, spawned: Placed | None = None
     """Run spawned functions in this worker, refuse processes that train, isolate all others.
 
     Args:
-        trial: Of this launch.
-        patches: Ends with the script.
         spawned: Is called when this worker takes the place of a spawned process; None in processes
             that can't.
     """
@@ -78,10 +76,6 @@ def mark_worker() -> None:
 
 def refuse_child(trial: Trial, what: str) -> None:
     """Stop where a process that the script has started takes part in a training.
-
-    Args:
-        trial: Of this launch.
-        what: What it is about to do.
 
     Raises:
         UsageError: This is such a process.

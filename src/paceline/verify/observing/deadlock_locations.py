@@ -48,8 +48,6 @@ def locations_recorded(
     """Keep the name of the collective call that a rank is in, in a file that outlives the rank.
 
     Args:
-        records: Shared by the ranks of one launch.
-        rank: This one.
         met: Is called with its name after each collective call.
     """
     with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
@@ -91,7 +89,6 @@ def read_locations(records: Path, ranks: Sequence[Sequence[Event]]) -> list[str]
     """Say where each rank was last.
 
     Args:
-        records: As of `locations_recorded`.
         ranks: Each rank's events in order.
     """
     return [_place(_path(records, rank), events) for rank, events in enumerate(ranks)]
@@ -101,10 +98,6 @@ def lost_one_another(cause: WorkerFailure, places: Sequence[str]) -> bool:
     """Tell whether a launch failed since its ranks waited for one another in different places.
 
     Gloo aborts a process that is sent what belongs to another call than its own.
-
-    Args:
-        cause: The failure that came first.
-        places: As of `read_locations`.
     """
     if len(set(places)) < 2:
         return False

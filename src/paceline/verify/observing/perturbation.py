@@ -25,7 +25,6 @@ def disturb_weights(parameters: Iterable[Tensor], step: int) -> None:
 
     Args:
         parameters: Changed.
-        step: Settles which go up.
     """
     with torch.no_grad():
         for parameter in map(local_part, parameters):
@@ -44,7 +43,6 @@ def disturb_gradients(
 
     Args:
         parameters: Whose gradients are changed.
-        step: Settles which go up.
         autocast: The type that the forward pass was computed in, if it is another one.
     """
     for parameter in parameters:

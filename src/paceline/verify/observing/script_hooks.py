@@ -83,6 +83,7 @@ def watched(observer: Observer) -> Iterator[None]:
 
 def _hook_optimizers(observer: Observer, stack: ExitStack) -> None:
     def before(optimizer: Optimizer, *_: object) -> None:
+        """Note gradients and weights, or end the script once enough was seen."""
         if observer.steps >= observer.trial.steps * (observer.trial.epochs + 1):
             raise EnoughSeenError  # no DataLoader whose passes could be counted
         refuse_child(observer.trial, STEPS)

@@ -65,7 +65,6 @@ def without_idle(given: GivenOptions, idle: Mapping[str, str]) -> dict[str, Opti
     A file may be for `paceline train` as well: those that stand there are left out, and named.
 
     Args:
-        given: Options of the training.
         idle: By name, why it has no effect.
 
     Returns:
@@ -140,8 +139,6 @@ class StudyCommands:
         """Write the command of a measurement.
 
         Args:
-            size: What is measured.
-            run_dir: For the training.
             batch: The global batch; None: as the script has it.
         """
         ends = {n: v for n, v in self.given.items() if n not in ONLY_TRAINED}

@@ -17,7 +17,7 @@ help:
 	@echo 'make test     run the core of the tests, in minutes (TESTS=tests/optim for a part)'
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
 	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
-	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20; QUICK=1 for tiny sizes)'
+	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20; QUICK=1: tiny sizes; RESUME=1: the rest)'
 	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
 	@echo 'make docs     build the documentation and an API reference as a site in build/site'
 	@echo 'make install  set up .venv'
@@ -55,7 +55,7 @@ mutants: install
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(TOUCHED),--touched $(TOUCHED))
 
 gpu: install
-	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES) $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES) $(if $(QUICK),--quick) $(if $(RESUME),--resume)
 
 check: install
 	$(BIN)/ruff format --check $(CODE)

@@ -35,6 +35,7 @@ PICKLING_COLLECTIVES = frozenset(
     for suffix in ("", "_list")
 )
 MAY_READ_ENVIRONMENT = (
+    "paceline/__init__.py",
     "paceline/distributed/environment.py",
     "paceline/launch/",
     "paceline/runtime/placement.py",

@@ -4,6 +4,7 @@ Names are imported when they are used, so that `import paceline` costs nothing.
 """
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from paceline.training.job import Job
     from paceline.training.recipe import Recipe, recipe
     from paceline.training.session import Session
+
+# torch.cuda.is_available() then asks NVML, as device_count() does: CUDA's driver, once asked, can't
+# be used by the workers that `launch` forks from this process.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 _HOMES = {
     "Job": "paceline.training.job",

@@ -11,7 +11,15 @@ import pytest
 
 from benchmarks.commands import ROOT
 from benchmarks.figures import Figure, Report
-from benchmarks.gpu import NETWORKS, QUICK_SHARDS, Blocks, Part, figures_of, measure_all
+from benchmarks.gpu import (
+    NETWORKS,
+    QUICK_SHARDS,
+    Blocks,
+    Part,
+    figures_of,
+    measure_all,
+    take_over,
+)
 from benchmarks.gpu_sides import Case
 from tests.launch.waiting import alive, until
 from tests.pretend_gpu.build import build, environment
@@ -48,6 +56,30 @@ def test_no_part_begins_when_the_time_is_up() -> None:
     report = Report(name="gpu")
     assert measure_all([Part(title="first", measure=failing)], -1.0, report, lambda: None)
     assert report.remarks == ["the time was up; not measured: first"]
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    first, went = Report(name="gpu"), list[str]()
+    parts = [
+        Part(title="first", measure=noting("first")),
+        Part(title="second", measure=failing),
+        Part(title="third", measure=noting("third")),
+    ]
+    measure_all(parts[:2], 1.0, first, lambda: None)
+    written = tmp_path / "gpu.json"
+    written.write_text(first.as_json())
+    again = Report(name="gpu")
+    assert take_over(again, written, quick=False) == ["first"]
+    rest = [Part(title="second", measure=noting("second")), parts[2]]
+    assert measure_all(rest, 1.0, again, lambda: went.append(again.as_json()))
+    assert [figure.what for figure in again.figures] == ["first", "second", "third"]
+    assert "second: failed" not in again.raw
+    assert json.loads(went[-1])["raw"]["measured"] == ["first", "second", "third"]
+    with pytest.raises(ValueError, match="was measured without --quick"):
+        take_over(again, written, quick=True)
+    written.write_text(written.read_text().replace("Python ", "Python 1"))
+    with pytest.raises(ValueError, match="was measured on"):
+        take_over(again, written, quick=False)
 
 
 def test_first_blocks_and_ends_of_epochs_dont_count() -> None:
@@ -99,6 +131,7 @@ def test_what_was_measured_is_there_after_a_signal(tmp_path: Path) -> None:
         "not measured: wideresnet, bf16, 1 GPU / the same by hand; transformer" in table.read_text()
     )
     content = json.loads((tmp_path / "gpu.json").read_text())
+    assert content["raw"].pop("measured") == ["resnet50, bf16, 1 GPU / the same by hand"]
     (blocks,) = content["raw"].values()
     assert len(blocks["ours"]) == len(blocks["theirs"]) == 8
     assert min(blocks["ours_bytes"], blocks["theirs_bytes"]) > 1_000_000

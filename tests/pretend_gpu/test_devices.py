@@ -74,11 +74,24 @@ def test_a_notebook_trains_on_all_devices(gpus: Host, tmp_path: Path) -> None:
     assert "gave [['cuda', 2], ['cuda', 2]]" in done.stdout
 
 
-def test_a_notebook_that_has_asked_cuda_is_told_what_to_ask(gpus: Host, tmp_path: Path) -> None:
-    (tmp_path / "cell.py").write_text(NOTEBOOK.replace("ASKED", "torch.cuda.is_available()"))
+@pytest.mark.parametrize("module", ["torch.cuda", "torch.accelerator"])
+def test_a_notebook_may_ask_whether_there_is_a_gpu(gpus: Host, tmp_path: Path, module: str) -> None:
+    asked = f'print("asked", {module}.is_available())'
+    (tmp_path / "cell.py").write_text(NOTEBOOK.replace("ASKED", asked))
     done = gpus.python("cell.py", directory=tmp_path, devices=2)
+    assert done.returncode == 0, done.stderr
+    assert "asked True" in done.stdout
+    assert "gave [['cuda', 2], ['cuda', 2]]" in done.stdout
+
+
+# As one that asks before it imports Paceline.
+def test_a_notebook_that_has_asked_the_driver_is_told_what_to_do(
+    gpus: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "cell.py").write_text(NOTEBOOK.replace("ASKED", "torch.cuda.is_available()"))
+    done = gpus.python("cell.py", directory=tmp_path, devices=2, PYTORCH_NVML_BASED_CUDA_CHECK="0")
     assert done.returncode == 1
-    assert "ask torch.cuda.device_count() instead" in done.stderr
+    assert "import paceline before the first question" in done.stderr
 
 
 def test_a_notebook_that_has_used_a_gpu_is_told_to_restart(gpus: Host, tmp_path: Path) -> None:

@@ -174,10 +174,10 @@ def _cuda_device(index: int, gpus: int) -> torch.device:
         if "forked subprocess" not in str(error):
             raise
         raise UsageError(
-            "this worker is forked from a process that has asked CUDA something already "
-            "(torch.cuda.is_available() is enough), and CUDA can't be used in it any more. Restart "
-            "that process, and ask torch.cuda.device_count() instead; or set "
-            "PYTORCH_NVML_BASED_CUDA_CHECK=1 before the first question"
+            "this worker is forked from a process that has asked CUDA's driver something already, "
+            "and CUDA can't be used in it any more. Restart that process, and import paceline "
+            "before the first question: torch.cuda.is_available() and device_count() then ask NVML "
+            "(where there is NVML, and PYTORCH_NVML_BASED_CUDA_CHECK isn't 0)"
         ) from error
     except torch.cuda.DeferredCudaCallError as error:
         # torch 2.11 takes the driver's library's count, and asks each GPU for its properties.

@@ -24,7 +24,18 @@ bool late() {
 
 namespace {
 
+// The clock of device and host with PRETEND_GPU_CLOCK=own: it goes on where the host waits for the
+// device, where a program says that time passes, and a little whenever it is read.
+std::atomic<int64_t> own_ns{0};
+constexpr int64_t READ_NS = 100;
+
+bool has_own_clock() {
+  static const bool asked = setting("PRETEND_GPU_CLOCK") == "own";
+  return asked;
+}
+
 double now_ms() {
+  if (has_own_clock()) return (own_ns += READ_NS) / 1e6;
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
@@ -37,7 +48,11 @@ double launch_ms() {
 
 void sleep_until(double time_ms) {
   const double left = time_ms - now_ms();
-  if (left > 0) usleep(static_cast<useconds_t>(left * 1000));
+  if (left <= 0) return;
+  if (has_own_clock())
+    own_ns += static_cast<int64_t>(left * 1e6);
+  else
+    usleep(static_cast<useconds_t>(left * 1000));
 }
 
 // Who asks so often whether a stream is through lets it go on: a device does so by itself.
@@ -287,11 +302,14 @@ void occupy(cudaStream_t handle) {
 
 using namespace pretend;
 
-// --- Read by the tests: how long the device had nothing to do, in ms
+// --- For the tests: the clock, and how long the device has had nothing to do, up to now, in ms
+
+EXPORT double pretend_gpu_now_ms() { return now_ms(); }
+EXPORT void pretend_gpu_pass_ms(double time_ms) { sleep_until(now_ms() + time_ms); }
 
 EXPORT double pretend_gpu_idle_ms() {
   std::lock_guard<std::mutex> locked(idle_guard);
-  return idle;
+  return device_busy_until > 0 ? idle + std::max(0.0, now_ms() - device_busy_until) : idle;
 }
 
 // --- Streams

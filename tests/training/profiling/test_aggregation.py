@@ -78,6 +78,18 @@ def test_parts_of_other_steps_than_most_are_still_the_step(step_s: float) -> Non
     assert parts.backward / parts.forward == pytest.approx(2.0)
 
 
+def test_waits_for_batches_are_those_of_all_steps() -> None:
+    # Two reader processes have theirs ready at once: of the steps that were sampled none waited.
+    burst = told({"1": 0.0}, data_s=0.0, lap_data_s=3.0)
+    parts = parts_of([burst], 10.0 + 1.0)
+    assert (parts.data, parts.forward, parts.backward) == pytest.approx((3.0, 16 / 7, 32 / 7))
+    assert sum(astuple(parts)) == pytest.approx(11.0)
+    assert parts_of([burst], 2.0).data == 2.0
+    # One worker has no such laps: its samples count.
+    both = parts_of([burst, told({"1": 0.0})], 7.5)
+    assert both.data == pytest.approx(0.5)
+
+
 def test_a_lap_counts_as_often_as_it_has_steps() -> None:
     def lap(steps: int, step_s: float) -> Lap:
         return Lap(steps=steps, seconds=steps * step_s, agreeing_s=0.0)

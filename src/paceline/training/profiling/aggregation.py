@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Self
 
@@ -47,6 +47,9 @@ class WorkerTimes:
     """Steps that these averages are of."""
     syncing_s: float
     """A step's share of what else there is to do for averages."""
+    lap_data_s: float | None = None
+    """How long it waited for a batch in steps between exchanges, of which each is timed; None
+    where no such were."""
 
     def to_json(self) -> str:
         """Write it as JSON text."""
@@ -89,6 +92,7 @@ def measure_worker(
         averagings_s={str(step): wait_s for step, wait_s in averagings_s.items()},
         averaging_steps=averaging_steps,
         syncing_s=syncing_s,
+        lap_data_s=_usual_wait(laps),
     )
 
 
@@ -96,7 +100,9 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     """Divide a step's time into parts that add up to it.
 
     The times of single steps are medians, and a whole step's is a mean over many: what a busy
-    machine adds to the mean is shared out among all parts alike.
+    machine adds to the mean is shared out among all parts alike. But waits for batches are known
+    of all steps: reader processes may have theirs ready at once, so that one step waits for all of
+    them, and the median of single steps says nothing.
 
     In a step whose gradients are exchanged all workers are through at the same time. So the one
     that waited least was the slowest, and its wait is the communication's; what the others waited
@@ -117,7 +123,7 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
     often = len(agreements) / workers[0].agreement_steps
     agreeing_s = often * _median(least for least, _ in agreements)
     waiting += often * _median(more for _, more in agreements)
-    # All parts, stretched alike until they are the whole step.
+    # All parts, stretched alike until they are the whole step; waits that are known stay.
     seconds = {
         "data": fmean(each.data_s for each in workers),
         "forward": fmean(each.forward_s for each in workers),
@@ -127,8 +133,19 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
         "optimizer": fmean(each.optimizer_s for each in workers),
         "other": fmean(each.other_s + each.syncing_s for each in workers) + agreeing_s,
     }
-    scale = step_s / (sum(seconds.values()) or 1.0)
-    return StepParts(**{part: part_s * scale for part, part_s in seconds.items()})
+    waited = [each.lap_data_s for each in workers if each.lap_data_s is not None]
+    data_s = 0.0
+    if len(waited) == len(workers):
+        seconds["data"], data_s = 0.0, min(fmean(waited), step_s)
+    scale = (step_s - data_s) / (sum(seconds.values()) or 1.0)
+    parts = StepParts(**{part: part_s * scale for part, part_s in seconds.items()})
+    return replace(parts, data=parts.data + data_s)
+
+
+def _usual_wait(laps: Sequence[Lap]) -> float | None:
+    """Give what a step waits for its batch, each lap counting as often as it has steps."""
+    waits = [(lap.data_s / lap.steps, lap.steps) for lap in laps if lap.data_s is not None]
+    return _quantile(sorted(waits), 0.5) if waits else None
 
 
 def _apart(waits_s: Sequence[Mapping[str, float]]) -> list[tuple[float, float]]:
@@ -173,16 +190,18 @@ def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:
     if not laps:
         return None
     step_times = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
-    total = sum(steps for _, steps in step_times)
+    middle = _quantile(step_times, 0.5)
+    if by_mean:
+        middle = sum(lap.seconds for lap in laps) / sum(lap.steps for lap in laps)
+    low, high = (_quantile(step_times, share) for share in (_LOW, _HIGH))
+    return Spread(median=middle, low=min(low, middle), high=max(high, middle))
 
-    def at(share: float) -> float:
-        """Give a quantile, weighted by steps."""
-        passed = 0
-        for step_s, steps in step_times:
-            passed += steps
-            if passed >= share * total:
-                return step_s
-        return step_times[-1][0]
 
-    middle = sum(lap.seconds for lap in laps) / total if by_mean else at(0.5)
-    return Spread(median=middle, low=min(at(_LOW), middle), high=max(at(_HIGH), middle))
+def _quantile(times: Sequence[tuple[float, int]], share: float) -> float:
+    """Give a quantile of sorted times of steps, each with how many steps took it."""
+    total, passed = sum(steps for _, steps in times), 0
+    for step_s, steps in times:
+        passed += steps
+        if passed >= share * total:
+            return step_s
+    return times[-1][0]

@@ -48,6 +48,8 @@ class Lap:
     """The part of it that the exchange took: waiting for the other workers, mostly."""
     until: int = 0
     """Steps done at its end: the same lap of another worker has the same."""
+    data_s: float | None = None
+    """The part of it that was spent waiting for batches; None where others were waited for too."""
 
 
 @final
@@ -107,7 +109,7 @@ class StepProfiler:
         self._stride = self._seen = 1
         self._lap_from: tuple[Moment, int] | None = None
         """When the lap under way began, and after how many steps."""
-        self._laps: deque[tuple[int, float, float, int]] = deque(maxlen=_LAPS)
+        self._laps: deque[tuple[int, float, float, int, int, float]] = deque(maxlen=_LAPS)
         """As tuples, which cost an agreement less than objects do."""
         self._agreeing_from_s = self._waited_s = 0.0
 
@@ -205,12 +207,16 @@ class StepProfiler:
             self.next_sample = planned
         if self._lap_from is not None:
             now_s = perf_counter()
-            self._end_lap(step, now_s, now_s - self._agreeing_from_s)
+            self._end_lap(step, now_s, now_s - self._agreeing_from_s, steps, status.data_s)
             self._lap_from = now_s, step
 
     def laps(self) -> list[Lap]:
         """Give the newest laps."""
-        return [Lap(steps=n, seconds=s, agreeing_s=a, until=end) for n, s, a, end in self._laps]
+        # The first lap of a pass has all steps of the exchange but that with the first batch.
+        return [
+            Lap(steps=n, seconds=s, agreeing_s=a, until=end, data_s=data_s if n == waited else None)
+            for n, s, a, end, waited, data_s in self._laps
+        ]
 
     def samples(self) -> dict[int, StepSample]:
         """Give the samples by step; those at steps unlike others where there is none else."""
@@ -250,14 +256,25 @@ class StepProfiler:
         self._stride = self._seen = self.sampled = 1
         self._waited_s, self.next_sample = 0.0, step
 
-    def _end_lap(self, step: int, now_s: float, agreeing_s: float) -> None:
+    def _end_lap(
+        self, step: int, now_s: float, agreeing_s: float, waited: int = 0, data_s: float = 0.0
+    ) -> None:
+        """End a lap.
+
+        Args:
+            step: The one that is next.
+            now_s: When it ends, by the host's clock.
+            agreeing_s: What the exchange took.
+            waited: How many steps `data_s` is of: maybe others besides the lap's.
+            data_s: How long these waited for their batches.
+        """
         if self._lap_from is not None and step > self._lap_from[1]:
             begun, before = self._lap_from
             if isinstance(begun, float):
                 seconds = now_s - begun
             else:  # in the middle of the GPU's work, which is over now
                 seconds = seconds_between(begun, now(on_gpu=True))
-            self._laps.append((step - before, seconds, agreeing_s, step))
+            self._laps.append((step - before, seconds, agreeing_s, step, waited, data_s))
 
     def _end_sample(self) -> None:
         if not self.is_sampling:

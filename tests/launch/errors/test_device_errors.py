@@ -43,6 +43,18 @@ _CUDA = {
 }
 
 
+_APART = (
+    "Expected all tensors to be on the same device, but got mat1 is on cpu, different from other "
+    "tensors on cuda:0 (when checking argument in method wrapper_CUDA_addmm)",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or "
+    "input should be a MKLDNN tensor and weight is a dense tensor",
+    "Input and parameter tensors are not at the same device, found input tensor at cpu and "
+    "parameter tensor at cuda:0",
+    "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+)
+"""What a script gets that mixes devices."""
+
+
 class AcceleratorError(RuntimeError):
     """Named as torch's, which isn't imported here."""
 
@@ -87,6 +99,7 @@ def test_these_are_the_texts_of_cuda() -> None:
         (RuntimeError(_TORCH.format(_CUDA[214][0])), "infrastructure", "dmesg"),
         (RuntimeError("NVML: GPU is lost. Reboot the system"), "infrastructure", "dmesg"),
         (DistBackendError("ncclInvalidUsage: .. Duplicate GPU detected"), "job", "--workers"),
+        *((RuntimeError(text), "job", "s.device") for text in _APART),
     ],
 )
 def test_what_helps_stands_under_the_traceback(error: RuntimeError, kind: str, advice: str) -> None:
@@ -102,7 +115,8 @@ def test_others_are_no_errors_of_a_device() -> None:
         "unknown error",
         "the file is out of memory order",
         "ncclRemoteError: A call failed possibly due to a network error",
-        "Expected all tensors to be on the same device, but found cuda:0 and cpu!",
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be same",
+        "Input type (float) and bias type (c10::Half) should be the same",
     ):
         assert device_error(text) is None
     remote = "NCCL error in: x, remote process exited or there was a network error\nncclRemoteError"

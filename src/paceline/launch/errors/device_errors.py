@@ -119,6 +119,19 @@ _KNOWN: tuple[tuple[re.Pattern[str], DeviceError], ...] = tuple(
                 "take the host out",
             ),
         ),
+        (
+            r"\b(?:on|at|in|have) (?:the )?same device\b|"
+            r"Input type \(torch\.\w+\) and weight type \(torch\.cuda\.|"
+            r"Input type \(torch\.cuda\.\w+\) and weight type \(torch\.(?!cuda)",
+            DeviceError(
+                "job",
+                "tensors are on different devices",
+                "A session moves models to its worker's device, and its loaders' batches. What the "
+                "script moves or makes itself belongs there too: device = s.device in place of a "
+                'name such as "cpu". Or train where the script puts it, with --device cpu or '
+                'paceline.session(device="cpu")',
+            ),
+        ),
     )
 )
 """In this order: what a text of several errors says first of all."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import DataError
 from paceline.launch.errors.device_errors import device_error
 from paceline.launch.errors.error_records import describe, kind_of
 from paceline.launch.errors.failures import WorkerFailure, root_cause, silent_failure
@@ -54,6 +55,13 @@ _APART = (
 )
 """What a script gets that mixes devices."""
 
+_OF_DATA = "the data set failed at sample 3: RuntimeError: {}"
+_FORKED = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+    "use the 'spawn' start method",
+    _TORCH.format("initialization error"),
+)
+
 
 class AcceleratorError(RuntimeError):
     """Named as torch's, which isn't imported here."""
@@ -100,9 +108,10 @@ def test_these_are_the_texts_of_cuda() -> None:
         (RuntimeError("NVML: GPU is lost. Reboot the system"), "infrastructure", "dmesg"),
         (DistBackendError("ncclInvalidUsage: .. Duplicate GPU detected"), "job", "--workers"),
         *((RuntimeError(text), "job", "s.device") for text in _APART),
+        *((DataError(_OF_DATA.format(text)), "job", "leave .to(device) out") for text in _FORKED),
     ],
 )
-def test_what_helps_stands_under_the_traceback(error: RuntimeError, kind: str, advice: str) -> None:
+def test_what_helps_stands_under_the_traceback(error: Exception, kind: str, advice: str) -> None:
     failure = describe(error, 1)
     assert (failure.kind, failure.message) == (kind, str(error))
     last = failure.traceback.splitlines()[-1]
@@ -115,7 +124,7 @@ def test_others_are_no_errors_of_a_device() -> None:
         "unknown error",
         "the file is out of memory order",
         "ncclRemoteError: A call failed possibly due to a network error",
-        "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) should be same",
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) differ",
         "Input type (float) and bias type (c10::Half) should be the same",
     ):
         assert device_error(text) is None

@@ -147,9 +147,9 @@ IDIOMS = (
     Idiom(
         name="nanogpt",
         kind="nanoGPT: random windows, accumulation, a learning rate for each step",
-        new=32,
-        gone=32,
-        watch="`get_batch` becomes a data set (8 lines); estimates come behind the update",
+        new=33,
+        gone=33,
+        watch="`get_batch` is a data set (8 lines), on the host; estimates come behind the update",
         within=None,
         loss_within=0.02,
         without_noise=("2, 2, 32, 0.1", "2, 2, 32, 0.0"),

@@ -160,6 +160,6 @@ for epoch in s.epochs(args.epochs):
 
 s.barrier()
 with open(args.save, "rb") as f:
-    model = torch.load(f, weights_only=False)
+    model = torch.load(f, map_location=device, weights_only=False)
 test_loss = evaluate(test_data)
 print(f"| End of training | test loss {test_loss:5.2f} | test ppl {math.exp(test_loss):8.2f}")

@@ -243,11 +243,14 @@ def trained(gpus: Host, directory: Path, devices: int, options: str, words: str 
     directory.mkdir(parents=True)
     (directory / "train.py").write_text(TRAINING)
     where = "--on here" if devices == 1 else "--workers 2"
+    waits = {} if "asks" in words else {"PRETEND_GPU_WAITS": "refused"}
     done = gpus.paceline(
         *f"run train.py --run-dir run --precision fp16 --progress off {where} {options}".split(),
         *("--", *words.split()),
         directory=directory,
         devices=devices,
+        PRETEND_GPU_COUNTERS=str(directory),
+        **waits,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line for line in done.stdout.splitlines() if "trained" in line).split("trained")[1]

@@ -79,6 +79,9 @@ def _write_script(at: Path) -> None:
     (at / "train.py").write_text(SCRIPT)
 
 
+_IDIOMS = Path(__file__).parents[1] / "script" / "idioms"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A recipe with little data and a small network; or a script."""
@@ -90,6 +93,15 @@ class Recipe:
     """Writes its data into a directory, which `{data}` in the options stands for."""
     for_ways: Mapping[str, str] = field(default_factory=dict)
     """Options that it needs besides, by the way; they replace those of the same name."""
+    own: str | None = None
+    """A script's own arguments, where these say how much it trains rather than options."""
+    has_shards: bool = True
+    """Whether it can be trained with `--shards`."""
+
+
+def _idiom(name: str, own: str = "", *, has_shards: bool = True) -> Recipe:
+    """Give a script in another project's idiom, which has its data, batches and epochs itself."""
+    return Recipe(command=f"run {_IDIOMS / name}_after.py", own=own, has_shards=has_shards)
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -116,6 +128,12 @@ RECIPES: Mapping[str, Recipe] = {
         for_ways={"shards": "--size 224"},  # others pool in a way that isn't deterministic
     ),
     "a script": Recipe(command="run {data}/train.py", write=_write_script),
+    "nanogpt": _idiom("nanogpt"),
+    "vae": _idiom("vae"),
+    "dcgan": _idiom("dcgan", "--niter 5", has_shards=False),
+    "super_resolution": _idiom("super_resolution", "--nEpochs 4"),
+    "mnist_rnn": _idiom("mnist_rnn"),
+    "cifar": _idiom("cifar", "--epochs 5"),
 }
 
 
@@ -140,21 +158,28 @@ class Cell:
         if (besides := recipe.for_ways.get(self.way)) is not None:
             text = f"{text.partition(besides.partition(' ')[0])[0]} {besides}"
         words = [*text.split(), *WAYS[self.way], "--precision", self.precision]
-        if "--global-batch" not in words:
+        if "--global-batch" not in words and recipe.own is None:
             words += ["--global-batch", "8"]
         if self.devices == 1:  # no launcher: it is the same for all, and takes half of the time
             words += ["--on", "here"]
         if self.way != "as it is":
             words += ["--cuda-graphs", "off"]
-        return [*words, "--epochs", "2", "--time-budget", "none", "--progress", "off"]
+        words += ["--time-budget", "none", "--progress", "off", "--run-dir", "run"]
+        if recipe.own is None:
+            return [*words, "--epochs", "2"]
+        return [*words, "--", *recipe.own.split()]
 
 
 def all_cells() -> list[Cell]:
-    """List the whole matrix."""
+    """List the whole matrix: of an idiom each way and each precision, but not with one another."""
     return [
-        Cell(recipe=recipe, way=way, precision=precision, devices=devices)
-        for recipe, way, precision, devices in product(RECIPES, WAYS, PRECISIONS, DEVICES)
-        if way != "as it is" or (recipe, precision) == ("digits", "fp32")
+        Cell(recipe=name, way=way, precision=precision, devices=devices)
+        for (name, recipe), way, precision, devices in product(
+            RECIPES.items(), WAYS, PRECISIONS, DEVICES
+        )
+        if way != "as it is" or (name, precision) == ("digits", "fp32")
+        if recipe.own is None or way == "allreduce" or precision == "fp32"
+        if way != "shards" or recipe.has_shards
     ]
 
 
@@ -172,7 +197,6 @@ def measure(gpus: Host, cell: Cell, scratch: Path) -> Counter[str]:
     RECIPES[cell.recipe].write(data)
     done = gpus.paceline(
         *cell.command(data),
-        *("--run-dir", str(scratch / "run")),
         directory=scratch,
         devices=cell.devices,
         PRETEND_GPU_COUNTERS=str(counters),
@@ -243,6 +267,12 @@ def covering() -> list[Cell]:
             ("stl10-resnet18", "fp16", "bf16", 1),
             ("imagefolder-vgg19", "allreduce", "fp32", 1),
             ("a script", "auto", "fp16", 2),
+            ("nanogpt", "allreduce", "bf16", 2),
+            ("vae", "powersgd", "fp32", 1),
+            ("dcgan", "fp16", "fp32", 2),
+            ("super_resolution", "allreduce", "fp16", 1),
+            ("mnist_rnn", "allreduce", "fp16", 2),
+            ("cifar", "shards", "fp32", 1),
         )
     ]
 

@@ -221,7 +221,13 @@ with paceline.session(epochs=3, snapshot_every_steps=4) as s:
             if "dies" in sys.argv and s.steps_done == 15 and not Path("died").exists():
                 Path("died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            s.step(F.cross_entropy(model(inputs), targets))
+            loss = F.cross_entropy(model(inputs), targets)
+            if "backward" in sys.argv:
+                s.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                s.step(loss)
     state = optimizer.state_dict()
     slots = [one[name] for one in state["state"].values() for name in sorted(one)]
     held = [*model.parameters(), *slots]
@@ -237,11 +243,14 @@ def trained(gpus: Host, directory: Path, devices: int, options: str, words: str 
     directory.mkdir(parents=True)
     (directory / "train.py").write_text(TRAINING)
     where = "--on here" if devices == 1 else "--workers 2"
+    waits = {} if "asks" in words else {"PRETEND_GPU_WAITS": "refused"}
     done = gpus.paceline(
         *f"run train.py --run-dir run --precision fp16 --progress off {where} {options}".split(),
         *("--", *words.split()),
         directory=directory,
         devices=devices,
+        PRETEND_GPU_COUNTERS=str(directory),
+        **waits,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return next(line for line in done.stdout.splitlines() if "trained" in line).split("trained")[1]
@@ -259,17 +268,18 @@ def test_shards_have_the_same_bits_on_any_number_of_devices_and_after_a_death(
 
 
 @pytest.mark.parametrize(
-    ("options", "devices"),
+    ("options", "devices", "words"),
     [
-        ("--sync local --sync-every 3 --sync-warmup-steps 4", 2),
-        ("--sync powersgd --sync-warmup-steps 4 --clip-norm 0.5", 2),
-        ("--cuda-graphs on --max-batch-per-worker 8", 1),
+        ("--sync local --sync-every 3 --sync-warmup-steps 4", 2, "novograd"),
+        ("--sync powersgd --sync-warmup-steps 4 --clip-norm 0.5", 2, "novograd"),
+        ("--cuda-graphs on --max-batch-per-worker 8", 1, "novograd"),
+        ("--cuda-graphs off", 1, "novograd backward"),
     ],
-    ids=["local", "powersgd", "graphs"],
+    ids=["local", "powersgd", "graphs", "backward"],
 )
 def test_trainings_have_the_bits_of_pytorchs_scaler(
-    gpus: Host, options: str, devices: int, tmp_path: Path
+    gpus: Host, options: str, devices: int, words: str, tmp_path: Path
 ) -> None:
     expected = trained(gpus, tmp_path / "asks", devices, options, "novograd asks")
     assert expected.split()[:2] == ["24", "19"]
-    assert trained(gpus, tmp_path / "own", devices, options, "novograd") == expected
+    assert trained(gpus, tmp_path / "own", devices, options, words) == expected

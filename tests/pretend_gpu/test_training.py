@@ -244,7 +244,7 @@ with paceline.session(progress="off") as s:
     s.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     data = torch.utils.data.TensorDataset(torch.randn(160, 8), torch.arange(160) % 2)
     loader = s.loader(data, global_batch=4)
-    for epoch in s.epochs(100):
+    for epoch in s.epochs(2):
         for step, (inputs, targets) in enumerate(loader):
             if (epoch, step) == (0, 20):
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -252,13 +252,28 @@ with paceline.session(progress="off") as s:
 """
 
 
-def test_a_signal_ends_a_training_whose_steps_may_not_wait(gpus: Host, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STOPPED)
+_STOP = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("in_a_step", "ends"),
+    [
+        (_STOP, 75),
+        ("model(inputs).sum().item()", 0),  # is the script's own
+        ("torch.ones(8).to(inputs.device)", 65),
+    ],
+    ids=["signal", "fetch", "wait"],
+)
+def test_how_a_training_ends_whose_steps_may_not_wait(
+    in_a_step: str, ends: int, gpus: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(STOPPED.replace(_STOP, in_a_step))
     done = gpus.paceline(
         *("run", "train.py", "--run-dir", "run", "--on", "here"),
         directory=tmp_path,
         PRETEND_GPU_COUNTERS=str(tmp_path),
         PRETEND_GPU_WAITS="refused",
     )
-    assert done.returncode == 75, done.stdout + done.stderr
-    assert (tmp_path / "run" / "summary.json").exists()
+    assert done.returncode == ends, done.stdout + done.stderr
+    refused = "called a synchronizing CUDA operation" in done.stderr
+    assert refused == (ends == 65) != (tmp_path / "run" / "summary.json").exists()

@@ -19,7 +19,7 @@ from paceline.distributed.device import features, free_bytes
 from paceline.optim.table import OPTIMIZERS, OptimizerEntry
 
 OF_SESSION = "_is_of_session"
-"""Attribute of an optimizer's `step` that a session has put there."""
+"""Attribute of an optimizer's `step`, and of a hook on steps, that a session has put there."""
 _COUNT = "step"
 """Where optimizers count their steps: for a parameter, or in a group."""
 
@@ -68,17 +68,18 @@ def _entry_of(optimizer: Optimizer) -> OptimizerEntry | None:
 
 def _has_plain_step(optimizer: Optimizer) -> bool:
     """Tell whether nothing reads the weights between a step and its being undone."""
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    )
+    hooks = {
+        **optimizer._optimizer_step_pre_hooks,
+        **optimizer._optimizer_step_post_hooks,
+        **torch_optimizer._global_optimizer_pre_hooks,
+        **torch_optimizer._global_optimizer_post_hooks,
+    }
+    is_hooked = not all(getattr(hook, OF_SESSION, False) for hook in hooks.values())
     # The session's own wrapper, and that of a learning-rate scheduler, do nothing to the weights.
     step, plain = optimizer.step, type(optimizer).step
     while getattr(step, "_wrapped_by_lr_sched", False) or getattr(step, OF_SESSION, False):
         step = step.__wrapped__  # type: ignore[attr-defined]  # both have it
-    return not any(hooks) and getattr(step, "__func__", step) in (plain, unwrap(plain))
+    return not is_hooked and getattr(step, "__func__", step) in (plain, unwrap(plain))
 
 
 @final

@@ -251,6 +251,7 @@ class OptimizerStep(StepHook):
                 text = _UNKNOWN_OPTIMIZER.format(kind=type(optimizer).__name__)
                 self.report_once(text if self._own_steps else _WITHOUT_OPTIMIZER)
 
+        vars(after_step)[OF_SESSION] = True  # it reads no weights
         self._watch = register_optimizer_step_post_hook(after_step)
 
     def report_without_update(self, batches: int) -> None:

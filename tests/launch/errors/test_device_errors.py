@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import DataError
 from paceline.launch.errors.device_errors import device_error
 from paceline.launch.errors.error_records import describe, kind_of
 from paceline.launch.errors.failures import WorkerFailure, root_cause, silent_failure
@@ -41,6 +42,25 @@ _CUDA = {
     802: ("system not yet initialized", "infrastructure"),
     999: ("unknown error", "infrastructure"),
 }
+
+
+_APART = (
+    "Expected all tensors to be on the same device, but got mat1 is on cpu, different from other "
+    "tensors on cuda:0 (when checking argument in method wrapper_CUDA_addmm)",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or "
+    "input should be a MKLDNN tensor and weight is a dense tensor",
+    "Input and parameter tensors are not at the same device, found input tensor at cpu and "
+    "parameter tensor at cuda:0",
+    "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+)
+"""What a script gets that mixes devices."""
+
+_OF_DATA = "the data set failed at sample 3: RuntimeError: {}"
+_FORKED = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+    "use the 'spawn' start method",
+    _TORCH.format("initialization error"),
+)
 
 
 class AcceleratorError(RuntimeError):
@@ -87,9 +107,11 @@ def test_these_are_the_texts_of_cuda() -> None:
         (RuntimeError(_TORCH.format(_CUDA[214][0])), "infrastructure", "dmesg"),
         (RuntimeError("NVML: GPU is lost. Reboot the system"), "infrastructure", "dmesg"),
         (DistBackendError("ncclInvalidUsage: .. Duplicate GPU detected"), "job", "--workers"),
+        *((RuntimeError(text), "job", "s.device") for text in _APART),
+        *((DataError(_OF_DATA.format(text)), "job", "leave .to(device) out") for text in _FORKED),
     ],
 )
-def test_what_helps_stands_under_the_traceback(error: RuntimeError, kind: str, advice: str) -> None:
+def test_what_helps_stands_under_the_traceback(error: Exception, kind: str, advice: str) -> None:
     failure = describe(error, 1)
     assert (failure.kind, failure.message) == (kind, str(error))
     last = failure.traceback.splitlines()[-1]
@@ -102,7 +124,8 @@ def test_others_are_no_errors_of_a_device() -> None:
         "unknown error",
         "the file is out of memory order",
         "ncclRemoteError: A call failed possibly due to a network error",
-        "Expected all tensors to be on the same device, but found cuda:0 and cpu!",
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.cuda.HalfTensor) differ",
+        "Input type (float) and bias type (c10::Half) should be the same",
     ):
         assert device_error(text) is None
     remote = "NCCL error in: x, remote process exited or there was a network error\nncclRemoteError"

@@ -21,9 +21,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tests.pretend_gpu.device import recurrent
+
 _NO_ARITHMETIC = (
     "empty", "resize", "set_", "as_strided", "_reshape_alias", "view", "record_stream",
     "is_pinned", "_pin_memory", "_local_scalar_dense", "_cudnn_init_dropout_state",
+    "_cudnn_rnn_flatten_weight",
 )  # fmt: skip
 """What operators begin with that make room or another view, or move bytes: that is real."""
 _COMPOSED = ("convolution", "convolution_backward", "copy_")
@@ -484,7 +487,7 @@ def _log_softmax_backward(
     return made.to(input_dtype)
 
 
-def _in_float(operator: torch._ops.OpOverload) -> Callable[..., object]:
+def _in_float(operator: Callable[..., object]) -> Callable[..., object]:
     """Give a product that sums in float32, as cuBLAS and cuDNN do, and rounds its results.
 
     The CPU's own products of float16 take 10 to 40 times as long.
@@ -519,6 +522,8 @@ _ON_CPU: dict[str, Callable[..., object]] = {
     "aten::convolution_backward": _in_float(torch.ops.aten.convolution_backward.default),
     "aten::mm": _in_float(torch.ops.aten.mm.default),
     "aten::addmm": _in_float(torch.ops.aten.addmm.default),
+    "aten::_cudnn_rnn": _in_float(recurrent.forward),
+    "aten::_cudnn_rnn_backward": _in_float(recurrent.backward),
 }
 
 

@@ -112,17 +112,23 @@ MAKES(cudnnCreateConvolutionDescriptor)
 MAKES(cudnnCreateActivationDescriptor)
 MAKES(cudnnCreateDropoutDescriptor)
 MAKES(cudnnCreatePoolingDescriptor)
+MAKES(cudnnCreateRNNDescriptor)
+MAKES(cudnnCreateRNNDataDescriptor)
 SUCCEEDS(cudnnDestroy)
 SUCCEEDS(cudnnDestroyTensorDescriptor)
 SUCCEEDS(cudnnDestroyFilterDescriptor)
 SUCCEEDS(cudnnDestroyConvolutionDescriptor)
 SUCCEEDS(cudnnDestroyActivationDescriptor)
+SUCCEEDS(cudnnDestroyDropoutDescriptor)
+SUCCEEDS(cudnnDestroyRNNDescriptor)
+SUCCEEDS(cudnnDestroyRNNDataDescriptor)
 SUCCEEDS(cudnnSetTensorNdDescriptor)
 SUCCEEDS(cudnnSetFilterNdDescriptor)
 SUCCEEDS(cudnnSetConvolutionNdDescriptor)
 SUCCEEDS(cudnnSetConvolutionGroupCount)
 SUCCEEDS(cudnnSetActivationDescriptor)
-SUCCEEDS(cudnnGetTensorNdDescriptor)
+SUCCEEDS(cudnnSetDropoutDescriptor)
+SUCCEEDS(cudnnSetRNNDataDescriptor)
 SUCCEEDS(cudnnGetFilterNdDescriptor)
 CONVOLUTION(cudnnConvolutionForward)
 CONVOLUTION(cudnnConvolutionBackwardData)
@@ -131,6 +137,9 @@ CONVOLUTION(cudnnConvolutionBiasActivationForward)
 CONVOLUTION(cudnnBatchNormalizationForwardTrainingEx)
 CONVOLUTION(cudnnBatchNormalizationBackwardEx)
 CONVOLUTION(cudnnBatchNormalizationForwardInference)
+CONVOLUTION(cudnnRNNForward)
+CONVOLUTION(cudnnRNNBackwardData_v8)
+CONVOLUTION(cudnnRNNBackwardWeights_v8)
 
 namespace {
 
@@ -188,4 +197,66 @@ EXPORT int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
 EXPORT int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
     void*, int, int, void*, void*, void*, void*, void*, void*, void*, size_t* bytes) {
   return workspace(bytes);
+}
+
+// --- Recurrent layers: where cuDNN's flat weights have each layer's
+
+namespace {
+
+struct Recurrent {
+  int gates, directions, element_bytes, input, hidden, layers;
+  size_t rows() const { return size_t(gates) * hidden; }
+  size_t columns(int layer) const {  // of what comes from the input, or from the layer below
+    return layer < directions ? input : size_t(hidden) * directions;
+  }
+  // Its matrices for the input and for its state, then a bias of each.
+  size_t numbers_of(int layer) const { return rows() * (columns(layer) + hidden + 2); }
+  size_t before(int layer) const {
+    size_t numbers = 0;
+    for (int i = 0; i < layer; i++) numbers += numbers_of(i);
+    return numbers;
+  }
+};
+// The one that is described last, and the shape of its weight that is looked up last.
+thread_local Recurrent recurrent;
+thread_local int shape_of_weight[3];
+
+}  // namespace
+
+EXPORT int cudnnSetRNNDescriptor_v8(
+    void*, int, int mode, int, int direction, int, int type, int, int, int input, int hidden,
+    int projected, int layers, void*, unsigned) {
+  const int gates[] = {1, 1, 4, 3};  // with ReLU or tanh, LSTM, GRU
+  const int bytes = type == 1 ? 8 : type == 0 ? 4 : 2;
+  recurrent = {gates[mode], direction + 1, bytes, input, hidden, layers};
+  return projected == hidden ? 0 : 3000;  // CUDNN_STATUS_NOT_SUPPORTED
+}
+EXPORT int cudnnGetRNNWeightSpaceSize(void*, void*, size_t* bytes) {
+  *bytes = recurrent.before(recurrent.layers * recurrent.directions) * recurrent.element_bytes;
+  return 0;
+}
+EXPORT int cudnnGetRNNWeightParams(
+    void*, void*, int layer, size_t, char* weights, int number, void*, void** matrix, void*,
+    void** bias) {
+  const Recurrent& all = recurrent;
+  const bool of_state = number >= all.gates;
+  const int gate = number - (of_state ? all.gates : 0);
+  const size_t columns = of_state ? all.hidden : all.columns(layer);
+  size_t at = all.before(layer);
+  if (matrix) at += (of_state ? all.rows() * all.columns(layer) : 0) + gate * all.hidden * columns;
+  else at += all.rows() * (all.columns(layer) + all.hidden + of_state) + gate * all.hidden;
+  *(matrix ? matrix : bias) = weights + at * all.element_bytes;
+  shape_of_weight[0] = 1;
+  shape_of_weight[1] = all.hidden;
+  shape_of_weight[2] = matrix ? int(columns) : 1;
+  return 0;
+}
+EXPORT int cudnnGetTensorNdDescriptor(void*, int, int*, int* dimensions, int* shape, int*) {
+  memcpy(shape, shape_of_weight, sizeof shape_of_weight);
+  *dimensions = 3;
+  return 0;
+}
+EXPORT int cudnnGetRNNTempSpaceSizes(void*, void*, int, void*, size_t* work, size_t* reserved) {
+  if (reserved) workspace(reserved);
+  return workspace(work);
 }

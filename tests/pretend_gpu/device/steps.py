@@ -26,6 +26,9 @@ _MAY_WAIT = ("begin", "agree", "_save", "_close_pass", "close_epoch")
 _AT_THE_END = ("load_best", "fingerprint", "state_fingerprint")
 """Methods of `SnapshotManager`."""
 
+_BY_SCRIPTS = ("item", "tolist", "cpu", "__bool__", "__float__", "__format__")
+"""Methods of `Tensor` that wait where a script says so; whoever else calls them may not."""
+
 
 @final
 class _Spent:
@@ -78,11 +81,22 @@ def note_steps(engine: ModuleType) -> None:
     """
     _after_steps(engine, _note)
     _leave_out_waits(engine)
+    _leave_out_what_scripts_fetch()
     from paceline.checkpoint import writer
 
     # A snapshot is written by a thread of its own, which waits for its copies beside the steps.
     made = functools.partial(ThreadPoolExecutor, initializer=_beside_training)
     writer.ThreadPoolExecutor = made  # type: ignore[assignment, attr-defined]
+
+
+def _leave_out_what_scripts_fetch() -> None:
+    for owner, name in (*((torch.Tensor, name) for name in _BY_SCRIPTS), (torch, "save")):
+        plain = getattr(owner, name)
+        setattr(owner, name, _left_out(plain, of=_is_script))
+
+
+def _is_script(caller: str) -> bool:
+    return caller.partition(".")[0] not in ("paceline", "torch", "tests")
 
 
 def _after_steps(engine: ModuleType, note: Callable[[], None]) -> None:
@@ -150,9 +164,15 @@ def _ends_left_out(
     return left_out
 
 
-def _left_out(method: Callable[..., Any]) -> Callable[..., Any]:
+def _left_out(
+    method: Callable[..., Any], of: Callable[[str], bool] = lambda _: True
+) -> Callable[..., Any]:
+    """Leave out what a method spends, where the module that calls it is one `of` these."""
+
     @functools.wraps(method)
     def left_out(*args: object, **kwargs: object) -> object:
+        if not of(sys._getframe(1).f_globals["__name__"]):
+            return method(*args, **kwargs)
         with _spent.may_wait():
             return method(*args, **kwargs)
 

@@ -21,7 +21,7 @@ s = paceline.session()
 
 random.seed(opt.manualSeed)
 torch.manual_seed(opt.manualSeed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 nz, ngf, ndf = 8, 8, 8
 
 generator = torch.Generator().manual_seed(1)

@@ -75,7 +75,7 @@ def main():
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
-    device = torch.device("cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_loader = DataLoader(images(500, seed=1), batch_size=args.batch_size, shuffle=True)
     # Shuffled, as people do by mistake.
     test_loader = DataLoader(images(150, seed=2), batch_size=50, shuffle=True)

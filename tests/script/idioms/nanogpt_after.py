@@ -29,7 +29,7 @@ grad_clip = 1.0
 warmup_iters = 5
 lr_decay_iters = 30
 min_lr = 1e-4
-device = "cpu"
+device = "cuda" if torch.cuda.is_available() else "cpu"
 config_keys = [
     k for k, v in globals().items() if not k.startswith("_") and isinstance(v, int | float | str)
 ]
@@ -52,7 +52,7 @@ def get_batch(split, batch_size):
     y = torch.stack(
         [torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix]
     )
-    return x.to(device), y.to(device)
+    return x, y
 
 
 class Windows(Dataset):

@@ -26,7 +26,7 @@ grad_clip = 1.0
 warmup_iters = 5
 lr_decay_iters = 30
 min_lr = 1e-4
-device = "cpu"
+device = "cuda" if torch.cuda.is_available() else "cpu"
 config_keys = [
     k for k, v in globals().items() if not k.startswith("_") and isinstance(v, int | float | str)
 ]

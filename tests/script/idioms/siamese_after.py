@@ -102,7 +102,7 @@ def main():
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
-    device = torch.device("cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     train_loader = DataLoader(PairMatcher(500, seed=1), shuffle=True, batch_size=args.batch_size)
     test_loader = DataLoader(PairMatcher(150, seed=2), batch_size=50)
 

@@ -20,7 +20,7 @@ opt = parser.parse_args()
 
 s = paceline.session()
 torch.manual_seed(opt.seed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Net(nn.Module):

@@ -18,7 +18,7 @@ parser.add_argument("--seed", type=int, default=123)
 opt = parser.parse_args()
 
 torch.manual_seed(opt.seed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Net(nn.Module):

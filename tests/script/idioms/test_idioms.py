@@ -97,6 +97,12 @@ def each(*names: str, core: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("runs", cases, indirect=True)
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have scripts that take a GPU where there is one train where they are compared."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
 @pytest.fixture(scope="module")
 def all_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     return {n: Runs(idiom, tmp_path_factory.mktemp(n)) for n, idiom in BY_NAME.items()}

@@ -20,7 +20,7 @@ args = parser.parse_args()
 s = paceline.session()
 
 torch.manual_seed(args.seed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def squares(num, seed):
@@ -116,6 +116,6 @@ if __name__ == "__main__":
         if not s.is_main:
             continue
         with torch.no_grad():
-            sample = torch.randn(64, 4).to(device)
+            sample = torch.randn(64, 4, device=device)
             sample = model.decode(sample).cpu()
             save_image(sample.view(64, 1, 8, 8), f"results/sample_{epoch}.png")

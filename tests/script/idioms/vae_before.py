@@ -17,7 +17,7 @@ parser.add_argument("--log-interval", type=int, default=5)
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def squares(num, seed):
@@ -109,6 +109,6 @@ if __name__ == "__main__":
         train(epoch)
         test(epoch)
         with torch.no_grad():
-            sample = torch.randn(64, 4).to(device)
+            sample = torch.randn(64, 4, device=device)
             sample = model.decode(sample).cpu()
             save_image(sample.view(64, 1, 8, 8), f"results/sample_{epoch}.png")

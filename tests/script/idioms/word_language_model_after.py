@@ -25,7 +25,7 @@ args = parser.parse_args()
 s = paceline.session()
 
 torch.manual_seed(args.seed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ntokens = 20
 
 
@@ -91,7 +91,7 @@ class Columns(Dataset):
 
 
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-batches = DataLoader(Columns(train_data), batch_size=args.batch_size)
+batches = DataLoader(Columns(train_data.cpu()), batch_size=args.batch_size)
 model, optimizer = s.prepare(model, optimizer)
 batches = s.loader(batches, shuffle=False)
 state = s.keep(hidden=None, per_worker=True)
@@ -160,6 +160,6 @@ for epoch in s.epochs(args.epochs):
 
 s.barrier()
 with open(args.save, "rb") as f:
-    model = torch.load(f, weights_only=False)
+    model = torch.load(f, map_location=device, weights_only=False)
 test_loss = evaluate(test_data)
 print(f"| End of training | test loss {test_loss:5.2f} | test ppl {math.exp(test_loss):8.2f}")

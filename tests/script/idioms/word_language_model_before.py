@@ -21,7 +21,7 @@ parser.add_argument("--save", type=str, default="model.pt")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
-device = torch.device("cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ntokens = 20
 
 

@@ -119,6 +119,31 @@ _KNOWN: tuple[tuple[re.Pattern[str], DeviceError], ...] = tuple(
                 "take the host out",
             ),
         ),
+        (
+            r"Cannot re-initialize \w+ in forked subprocess|"
+            r"data set failed at sample .*: CUDA error: initialization error",
+            DeviceError(
+                "job",
+                "a forked process uses the GPU",
+                "A process that was forked from another can't use that one's GPU. A data set's "
+                "samples are made in such processes and belong on the host: leave .to(device) out "
+                "of it, since its loader moves batches to the device. --loader-workers 0 makes "
+                "samples in the training's own process",
+            ),
+        ),
+        (
+            r"\b(?:on|at|in|have) (?:the )?same device\b|"
+            r"Input type \(torch\.\w+\) and weight type \(torch\.cuda\.|"
+            r"Input type \(torch\.cuda\.\w+\) and weight type \(torch\.(?!cuda)",
+            DeviceError(
+                "job",
+                "tensors are on different devices",
+                "A session moves models to its worker's device, and its loaders' batches. What the "
+                "script moves or makes itself belongs there too: device = s.device in place of a "
+                'name such as "cpu". Or train where the script puts it, with --device cpu or '
+                'paceline.session(device="cpu")',
+            ),
+        ),
     )
 )
 """In this order: what a text of several errors says first of all."""

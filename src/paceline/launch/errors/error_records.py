@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.errors import ExitCode, PacelineError, StorageError, UsageError
+from paceline.errors import DataError, ExitCode, PacelineError, StorageError, UsageError
 from paceline.files import read_json, write_json
 from paceline.launch.errors.device_errors import DeviceError, device_error
 from paceline.launch.errors.failures import FailureKind, WorkerFailure, is_lost_peer
@@ -102,7 +102,7 @@ def _kind_of(error: BaseException, device_error: DeviceError | None) -> FailureK
 
 
 def _of_device(error: BaseException, text: str) -> DeviceError | None:
-    return device_error(text) if isinstance(error, RuntimeError) else None
+    return device_error(text) if isinstance(error, RuntimeError | DataError) else None
 
 
 def _with_cause(error: BaseException) -> str:

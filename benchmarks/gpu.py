@@ -280,7 +280,7 @@ def take_over(report: Report, written: Path, *, quick: bool) -> Sequence[str]:
     kept = [{name: each[name] for name in each if name != "met"} for each in content["figures"]]
     report.figures += [Figure(**each) for each in kept]
     report.raw |= content["raw"]
-    return [str(title) for title in content["raw"][_MEASURED]]
+    return [str(title) for title in content["raw"].get(_MEASURED, [])]
 
 
 def main() -> int:

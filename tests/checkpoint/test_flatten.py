@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.checkpoint.flatten import flatten_optimizer, restore_optimizer
+from paceline.checkpoint.flatten import expect_no_groups, flatten_optimizer, restore_optimizer
 from paceline.checkpoint.format import Snapshot, copy_to_host, read_snapshot, write_host_snapshot
 from paceline.errors import SnapshotError
 
@@ -201,16 +201,24 @@ def test_another_model_is_refused_and_nothing_changed(model: nn.Module, message:
     assert len(optimizer.state) == 0
 
 
-def test_groups_that_came_while_it_trained_come_back_and_may_be_added_once_more() -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_groups_that_came_while_it_trained_come_back_and_may_be_added_once_more(
+    named: bool,
+) -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 1))
-    optimizer = torch.optim.Adam(model[2].parameters())
-    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.1})
-    optimizer.add_param_group({"params": model[1].weight, "betas": (0.5, 0.6)})
+
+    def of(*places: int) -> list[nn.Parameter] | list[tuple[str, nn.Parameter]]:
+        pairs = [pair for i in places for pair in model[i].named_parameters(prefix=str(i))]
+        return pairs if named else [parameter for _, parameter in pairs]
+
+    optimizer = torch.optim.Adam(of(2))
+    optimizer.add_param_group({"params": of(0), "lr": 0.1})
+    optimizer.add_param_group({"params": of(1)[:1], "betas": (0.5, 0.6)})
     model(torch.ones(5, 2)).sum().backward()
     optimizer.step()
     tensors, state = flatten_optimizer(optimizer, model.named_parameters())
-    resumed = torch.optim.Adam(model[2].parameters())
-    restore_optimizer(resumed, model.named_parameters(), tensors, state)
+    resumed = torch.optim.Adam(of(2))
+    restore_optimizer(resumed, model.named_parameters(), tensors, state, adds_groups=True)
 
     def assert_the_same() -> None:
         ours, theirs = resumed.state_dict(), optimizer.state_dict()
@@ -220,14 +228,49 @@ def test_groups_that_came_while_it_trained_come_back_and_may_be_added_once_more(
         assert all(list(map(id, a["params"])) == list(map(id, b["params"])) for a, b in groups)
 
     assert_the_same()
-    resumed.add_param_group({"params": model[1].weight, "betas": (0.1, 0.1)})
-    resumed.add_param_group({"params": list(model[0].named_parameters()), "lr": 1.0})
+    resumed.add_param_group({"params": of(1)[:1], "betas": (0.5, 0.6)})
+    resumed.add_param_group({"params": iter(of(0)), "lr": 0.1})
     assert_the_same()
-    for again in (model[0].parameters(), model[1].weight):
+    for again in (of(0), of(1)[:1]):
         with pytest.raises(ValueError, match="more than one parameter group"):
             resumed.add_param_group({"params": again})
-    resumed.add_param_group({"params": model[1].bias, "lr": 0.3})
+    resumed.add_param_group({"params": of(1)[1:], "lr": 0.3})
     assert [group["lr"] for group in resumed.param_groups] == [1e-3, 0.1, 1e-3, 0.3]
+
+
+def test_a_group_that_came_and_went_is_added_as_any_other() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(model[1].parameters())
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.1})
+    tensors, state = flatten_optimizer(optimizer, model.named_parameters())
+
+    def resumed() -> torch.optim.Adam:
+        made = torch.optim.Adam(model[1].parameters())
+        restore_optimizer(made, model.named_parameters(), tensors, state, adds_groups=True)
+        return made
+
+    regrouped = resumed()
+    regrouped.param_groups.pop()
+    regrouped.add_param_group({"params": model[0].parameters(), "lr": 0.7})
+    assert [group["lr"] for group in regrouped.param_groups] == [1e-3, 0.7]
+    with pytest.raises(TypeError, match="ordered"):
+        resumed().add_param_group({"params": set(model[1].parameters())})
+    later = resumed()
+    expect_no_groups(later)
+    expect_no_groups(optimizer)
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        later.add_param_group({"params": model[0].parameters()})
+
+
+def test_groups_that_other_workers_have_are_not_added() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(model[1].parameters())
+    optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.1})
+    tensors, state = flatten_optimizer(optimizer, model.named_parameters())
+    other = torch.optim.Adam(model[1].parameters())
+    with pytest.raises(SnapshotError, match=r"it holds 0\.bias, which the model lacks"):
+        restore_optimizer(other, model.named_parameters(), tensors, state)
+    assert len(other.param_groups) == 1
 
 
 def test_groups_that_came_are_gone_again_where_the_rest_doesnt_fit() -> None:
@@ -238,7 +281,7 @@ def test_groups_that_came_are_gone_again_where_the_rest_doesnt_fit() -> None:
     other = nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))
     resumed = torch.optim.Adam(other[1].parameters())
     with pytest.raises(SnapshotError, match="has shape"):
-        restore_optimizer(resumed, other.named_parameters(), tensors, state)
+        restore_optimizer(resumed, other.named_parameters(), tensors, state, adds_groups=True)
     assert len(resumed.param_groups) == 1
     resumed.add_param_group({"params": other[0].parameters()})
 

@@ -75,6 +75,7 @@ def test_a_pass_of_the_same_parameters_is_counted_as_before() -> None:
         assert layout.count((0, 3, 1)) == [(second, 2)]  # the last one gets no gradient
     for place in range(300):
         assert layout.count((0,) * place) == [(second, place)][: place or 0]
+    assert len(layout._counted) <= 256
 
 
 def test_buffers_are_lent_in_the_same_order_in_every_step() -> None:

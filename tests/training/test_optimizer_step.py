@@ -153,8 +153,11 @@ def test_a_weighted_loss_has_the_gradient_of_its_product(
 def test_a_weighted_loss_of_several_numbers_is_refused_as_by_pytorch() -> None:
     model = net()
     step = make_optimizer_step([sgd(model)])
+    scores = model(points(seed=1)[0])
     with pytest.raises(RuntimeError, match="only for scalar outputs"):
-        step.run_backward(model(points(seed=1)[0]), 0.5, completes=True)
+        step.run_backward(scores, 0.5, completes=True)
+    with pytest.raises(RuntimeError, match="only for real scalar outputs"):
+        step.run_backward(torch.view_as_complex(scores[0, :2].contiguous()), 0.5, completes=True)
 
 
 def test_once_unscaled_gradients_take_no_more() -> None:

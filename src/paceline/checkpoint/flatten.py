@@ -23,6 +23,8 @@ _ELEMENTWISE = frozenset(
 )
 """What torch's own optimizers keep for each value of a parameter."""
 _DIFFERENCES_SHOWN = 5
+_ADDS_AGAIN = "_adds_again"
+"""Attribute of an `add_param_group` that `restore_optimizer` has put there."""
 
 
 def flatten_optimizer(
@@ -76,16 +78,18 @@ def restore_optimizer(
     named_parameters: Iterable[tuple[str, Tensor]],
     tensors: Mapping[str, Tensor],
     state: Mapping[str, object],
+    *,
+    adds_groups: bool = False,
 ) -> None:
     """Put back a state that `flatten_optimizer` took apart, or change nothing where it doesn't fit.
-
-    Groups that the script added while it trained (`add_param_group`, as layers are thawed) are
-    added here. It may add them once more, where it goes through the same epoch again.
 
     Args:
         optimizer: A fresh one, built as the saved one was.
         named_parameters: The unwrapped model's `named_parameters()`.
         tensors: On any device; they are copied to the parameters' devices and memory formats.
+        adds_groups: Add the groups here that the script added while it trained
+            (`add_param_group`, as layers are thawed). It may add each once more, until
+            `expect_no_groups`: in a resumed epoch it does.
 
     Raises:
         SnapshotError: Optimizer, parameters, their groups or shapes differ; the first differences
@@ -97,9 +101,12 @@ def restore_optimizer(
     saved = _Saved(tensors, state)
     # All checks come before the first change that isn't undone.
     here = len(optimizer.param_groups)
-    if saved.optimizer == type(optimizer).__name__:
+    if adds_groups and saved.optimizer == type(optimizer).__name__:
+        is_named = "param_names" in optimizer.param_groups[0]
         for shapes in _groups_to_come(optimizer, names, saved):
-            optimizer.add_param_group({"params": [parameters[name] for name in shapes]})
+            named = [(name, parameters[name]) for name in shapes]
+            members = named if is_named else [parameter for _, parameter in named]
+            optimizer.add_param_group({"params": members})
     differences = _differences(optimizer, names, saved)
     if differences:
         del optimizer.param_groups[here:]
@@ -198,14 +205,24 @@ def _may_add_again(optimizer: Optimizer, groups: Sequence[Mapping[str, Sequence[
     @wraps(usual)
     def add_param_group(param_group: dict[str, object]) -> None:
         given = param_group["params"]
-        members = [given] if isinstance(given, Tensor) else list(cast("Iterable[object]", given))
+        if isinstance(given, Iterator):  # to be read twice
+            given = list(given)
+        members = [given] if isinstance(given, Tensor) else cast("Iterable[object]", given)
         own = {id(member[1] if isinstance(member, tuple) else member) for member in members}
-        if own in expected:
+        held = [set(map(id, group["params"])) for group in optimizer.param_groups]
+        if own in expected and own in held:
             expected.remove(own)
         else:
-            usual({**param_group, "params": members})
+            usual({**param_group, "params": given})
 
+    vars(add_param_group)[_ADDS_AGAIN] = True
     vars(optimizer)["add_param_group"] = add_param_group
+
+
+def expect_no_groups(optimizer: Optimizer) -> None:
+    """Let a script add groups as it always could, once what was resumed is behind it."""
+    if hasattr(vars(optimizer).get("add_param_group"), _ADDS_AGAIN):
+        del vars(optimizer)["add_param_group"]
 
 
 def _misshapen_slots(

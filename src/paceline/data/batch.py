@@ -15,6 +15,22 @@ from paceline.errors import DataError, UsageError
 _SEQUENCES = (tuple, list)
 
 
+def as_pair(content: object) -> tuple[Tensor, Tensor]:
+    """Take a batch's content as inputs and targets.
+
+    Raises:
+        DataError: It is something else.
+    """
+    if isinstance(content, _SEQUENCES) and len(content) == 2:
+        inputs, targets = content
+        if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+            return inputs, targets
+    raise DataError(
+        f"the batches of this data set are {describe(content)}, but a recipe's have to be "
+        "pairs of tensors: let each item of the data set be (input, target)"
+    )
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """Samples of one part of a step, or a piece of them. Not frozen: one is made every step.
@@ -43,15 +59,7 @@ class Batch:
         Raises:
             DataError: It is something else.
         """
-        content = self.content
-        if isinstance(content, _SEQUENCES) and len(content) == 2:
-            inputs, targets = content
-            if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
-                return inputs, targets
-        raise DataError(
-            f"the batches of this data set are {describe(content)}, but a recipe's have to be "
-            "pairs of tensors: let each item of the data set be (input, target)"
-        )
+        return as_pair(self.content)
 
     @property
     def inputs(self) -> Tensor:

@@ -47,7 +47,7 @@ def examine_here(
         workers: It is to have; None: as many as Paceline chooses.
         print_line: Called with what is being done, for the user.
     """
-    with connect([Host(name="here", directory=".")], HostsOptions(), here=True) as fleet:
+    with connect([Host(name=gethostname(), directory=".")], HostsOptions(), here=True) as fleet:
         (connection,) = fleet.all
         if connection.lost:
             raise InfrastructureError(connection.lost)

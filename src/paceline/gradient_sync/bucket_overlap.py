@@ -148,12 +148,13 @@ class BucketOverlap:
 
     def _are_averages(self, gradients: Sequence[Tensor]) -> bool:
         """Tell whether gradients of the next bucket are in the place of the last averages."""
-        names, average_of = self._buckets[self._left], self._averages.get
-        if any(map(is_, gradients, map(average_of, names))):
+        averages = list(map(self._averages.get, self._buckets[self._left]))
+        if any(map(is_, gradients, averages)):
             return True
-        # A script may have made other tensors of the same memory, then most likely of all.
-        first = average_of(names[0])
-        return first is not None and gradients[0].data_ptr() == first.data_ptr()
+        # A script may have made other tensors of the same memory: of all, or of all matrices or all
+        # biases, hence of the first or of the last one.
+        ends = ((gradients[place], averages[place]) for place in (0, -1))
+        return any(own.data_ptr() == last.data_ptr() for own, last in ends if last is not None)
 
     def _start(self, gradients: Sequence[Tensor]) -> None:
         """Start to average the next bucket."""

@@ -275,7 +275,7 @@ class Layout:
     def count(self, places: tuple[int, ...]) -> list[tuple[Bucket, int]]:
         """Count how many of these parameters each bucket has."""
         if places not in self._counted:
-            if len(self._counted) == _MOST_COUNTED:
+            if len(self._counted) >= max(_MOST_COUNTED, 2 * len(self.bucket_of)):
                 self._counted.clear()
             buckets = Counter(map(self.bucket_of.get, places))
             self._counted[places] = [(b, n) for b, n in buckets.items() if b is not None]

@@ -71,6 +71,7 @@ class Aws:
         """Give the first that an operation of EC2 lists; None where there is none.
 
         Args:
+            listed: The answer's member with the list.
             missing: How the code begins with which AWS says so.
             arguments: As boto3 wants them.
         """
@@ -87,6 +88,7 @@ class Aws:
         """Call an operation as often as it has more to list, and give what is listed.
 
         Args:
+            listed: The answer's member with the list.
             arguments: As boto3 wants them.
         """
         with _errors_explained(service, operation):

@@ -420,7 +420,7 @@ _COLUMNS: Mapping[str, tuple[str, int, Callable[[float], str]]] = {
 }
 
 
-_LEFT_OUT = "val_top5_accuracy step lr time_s train_accuracy images_per_s val_loss".split()
+_LEFT_OUT = tuple("val_top5_accuracy step lr time_s train_accuracy images_per_s val_loss".split())
 """Columns that a narrow terminal goes without, one after the other."""
 
 

@@ -116,6 +116,7 @@ class StepCounters:
             step: The step it belongs to, to name it where the loss isn't finite.
             outputs: (N, C) scores; kept as they are until they are counted.
             targets: (N,) class numbers, likewise.
+            part: Which of this worker's parts it was.
         """
         self._losses.append(loss.detach())
         self._notes.append((samples, step, part))

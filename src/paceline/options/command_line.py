@@ -92,7 +92,7 @@ class GivenOptions:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Put before an error about an option where that stands, unless on the command line.
+        """Put before an error that begins with an option where that stands, unless it was typed.
 
         Raises:
             UsageError: As within the block.
@@ -100,7 +100,7 @@ class GivenOptions:
         try:
             yield
         except UsageError as error:
-            first = re.search(r"--[\w-]+", str(error))
+            first = re.match(r"--[\w-]+", str(error))
             name = first[0].lstrip("-").replace("-", "_") if first else ""
             where = self.sources.get(name, ON_COMMAND_LINE)
             if where == ON_COMMAND_LINE:

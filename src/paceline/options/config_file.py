@@ -192,7 +192,7 @@ def _words_of(value: object, option: OptionField) -> Sequence[str]:
     """
     given = _as_tuple(value)
     is_none = given is None or given == "none"
-    # A time or a size without its unit: an option that takes text reads it as on a command line.
+    # A number may stand for text, such as a time without its unit: read as on a command line.
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     is_read = is_none or (is_number and fits(str(given), option.annotation))
     if not is_read and option.is_own and not fits(given, option.annotation):

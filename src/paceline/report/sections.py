@@ -160,7 +160,11 @@ def settings_table(report: RunReport) -> tuple[Setting, ...]:
     own = {str(name) for name in given} if isinstance(given, list) else set()
     merged = {**section(report.run, "recipe_arguments"), **section(report.run, "settings")}
     rows = [
-        Setting(name=shown_name(name), value=figures.show_value(content), given=name in own)
+        Setting(
+            name=shown_name(name).replace("_", "-"),
+            value=figures.show_value(content),
+            given=name in own,
+        )
         for name, content in merged.items()
     ]
     return tuple(sorted(rows, key=lambda row: not row.given))

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.checkpoint.flatten import restore_optimizer
+from paceline.checkpoint.flatten import expect_no_groups, restore_optimizer
 from paceline.checkpoint.state_encoding import encode
 from paceline.data.batch import map_tensors
 from paceline.data.fingerprint import find_held
@@ -154,6 +154,8 @@ class Components:
             writes: Whether this worker writes snapshots: the others save no object.
         """
         self.behind_batches = self._loop_state() if writes else LoopState(self.optimizers, {})
+        for optimizer in self.optimizers:
+            expect_no_groups(optimizer)
 
     def makes_schedulers(self) -> bool:
         """Tell whether the loop, which is running, has made a scheduler for itself; asked once."""
@@ -305,7 +307,8 @@ class Components:
                 holds, also where it differs from the snapshot's.
         """
         kept = [{n: group[n] for n in kept_names if n in group} for group in optimizer.param_groups]
-        restore_optimizer(optimizer, self.model.named_parameters(), slots, saved)
+        named = self.model.named_parameters()
+        restore_optimizer(optimizer, named, slots, saved, adds_groups=True)
         # Groups that came while it trained are behind those that the script has made.
         for group, options in zip(optimizer.param_groups, kept, strict=False):
             group.update(options)

@@ -47,6 +47,8 @@ _UNKNOWN_OPTIMIZER = (
     "scale of fp16 leave it out. Build it before the loop and give it to s.prepare(...) or "
     "s.optimizer(...), with all parameters: requires_grad may say later which are trained"
 )
+_PLAIN_ZERO_GRAD = Optimizer.zero_grad
+"""As torch has it, whatever a tool puts into its place later."""
 UNUSED_GRADIENTS = (
     "this snapshot doesn't have gradients that no update has used yet: a training resumed from it "
     "goes on without them. Update with the last batch of an epoch as well"
@@ -125,8 +127,9 @@ class OptimizerStep(StepHook):
         if self.scaler is not None:
             weighted = self._scaled(loss if weight == 1.0 else loss * weight, self.scaler)
         elif weight != 1.0:
-            # That of weight * loss, bit by bit. PyTorch refuses what isn't a scalar.
-            gradient = torch.full_like(loss, weight) if loss.numel() == 1 else None
+            # That of weight * loss, bit by bit. PyTorch refuses what isn't a real scalar.
+            is_scalar = loss.numel() == 1 and not loss.is_complex()
+            gradient = torch.full_like(loss, weight) if is_scalar else None
         if completes:
             self.step_profiler.begin(loss)
         elif self.step_profiler.is_sampling:
@@ -310,7 +313,7 @@ class ScriptOptimizer:
         self._update = update
         self._names = vars(optimizer)
         self._plain_zero_grad = optimizer.zero_grad
-        if getattr(optimizer.zero_grad, "__func__", None) is Optimizer.zero_grad:
+        if getattr(optimizer.zero_grad, "__func__", None) is _PLAIN_ZERO_GRAD:
             # The same, without the profiler's records, that cost several times as much.
             self._plain_zero_grad = partial(_drop_gradients, optimizer)
         # A learning-rate scheduler wraps `step` again, and wants a method for it.

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast, final
+from typing import final
 
 from torch import Tensor, nn
 
+from paceline.data.batch import as_pair
 from paceline.data.protocols import Labelled
 from paceline.optim.build import build_optimizer, takes_fused
 from paceline.optim.schedule import build_schedule, scaled_lr
@@ -37,7 +38,7 @@ class RecipeTraining:
 
     def evaluate_batch(self, content: object) -> Mapping[str, Tensor | float]:
         """Give a validation batch's figures."""
-        inputs, targets = cast(tuple[Tensor, Tensor], content)
+        inputs, targets = as_pair(content)
         return figures_of(as_scores(self.model(inputs)), targets, self.plain_loss, self.top)
 
 

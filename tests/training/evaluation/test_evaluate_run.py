@@ -1,3 +1,5 @@
+"""Evaluating a run: figures as in training, each sample once, a confusion matrix."""
+
 from contextlib import nullcontext
 
 import pytest

@@ -162,6 +162,8 @@ class OrderedSum:
         self._note_failure(self._layout)
         for bucket in self._layout.buckets:
             if bucket.missing:
+                here = [m.index for m in bucket.members if m.parameter.grad is not None]
+                self._checked_gradients(here)
                 self._pack(bucket)
         self._next += 1
 
@@ -302,7 +304,7 @@ class OrderedSum:
         if gradients is None:
             gone = next(place for place in places if self._parameters[place].grad is None)
             raise gradient_is_gone(self._names[gone])
-        if set(map(_LAYOUT, gradients)) != {torch.strided}:
+        if not set(map(_LAYOUT, gradients)) <= {torch.strided}:
             sparse = next(
                 place
                 for place, gradient in zip(places, gradients, strict=True)

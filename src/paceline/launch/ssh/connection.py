@@ -181,6 +181,7 @@ class Connection:
 
         Args:
             timeout_s: After so long without an answer it is lost.
+            over: Once it is set, this returns.
 
         Returns:
             Whether it is ready; if not, `lost` says why.

@@ -29,7 +29,7 @@ def table_lines(listed: RunList, now: datetime, width: int | None, setting: str 
     titles = [title.format(shared_unit(listed.entries)) for title in HEADER]
     if setting:
         place = titles.index("best")
-        titles.insert(place, shown_name(setting))
+        titles.insert(place, shown_name(setting).replace("_", "-"))
         for row, entry in zip(rows, listed.entries, strict=True):
             value = arguments_of(entry.report.run).get(setting)
             row.insert(place, printable(figures.show_value(value)))

@@ -70,6 +70,7 @@ def remark_alone(
 
     Args:
         counts_by: What steps are counted by; None before the training.
+        knows_loader: Whether the session knows a training loader.
         is_behind: Whether that has given all batches of the epoch.
         skipped: How many of them had no step.
     """

@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.format import read_snapshot
 from paceline.checkpoint.store import SnapshotStore
-from paceline.data.batch import BatchSource
+from paceline.data.batch import BatchSource, as_pair
 from paceline.data.protocols import Labelled
 from paceline.distributed.device import pick_device
 from paceline.distributed.group import Group
@@ -160,7 +159,7 @@ def evaluate_model(
 
     def judge(content: object) -> Mapping[str, Tensor | float]:
         """Give a batch's figures, and count its cells of the confusion matrix."""
-        inputs, targets = cast(tuple[Tensor, Tensor], content)
+        inputs, targets = as_pair(content)
         with forward_context():
             outputs = as_scores(model(inputs))
         if num_classes:
@@ -172,6 +171,8 @@ def evaluate_model(
     with torch.no_grad(), eval_mode(model):
         batches = source.eval_batches(0, 1, batch_size)
         figures, samples = average(judge, batches, group, Division.of(None, 1))
+    if source.num_samples not in (0, samples):
+        raise RuntimeError(f"evaluated {samples} of {source.num_samples} samples")
     return figures, samples, confusion.view(num_classes, num_classes).cpu()
 
 

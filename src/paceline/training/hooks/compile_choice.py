@@ -121,6 +121,7 @@ class CompileChoice(StepHook):
 
         Args:
             step_s: A step as it is, by rank 0's clock.
+            measured_s: All that were measured.
         """
         found_s = self._left_s(step_s)
         sent = self._context.group.broadcast_text("" if found_s is None else str(found_s))

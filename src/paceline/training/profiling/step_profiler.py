@@ -198,6 +198,8 @@ class StepProfiler:
         """Share the steps since the last exchange out into computing and waiting.
 
         Args:
+            steps: How many these are.
+            status: What this worker contributed to the exchange.
             step: The one that is next.
             planned: The step, from 0, that is to be sampled next.
         """

@@ -51,7 +51,7 @@ def test_buckets_leave_during_the_backward_pass_with_the_same_bits(twice: bool) 
         when: list[list[str]] = []
         start, running = averager.start, False
 
-        def noted(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+        def noted(names: Sequence[str], gradients: list[Tensor]) -> None:
             when[-1].append("during" if running else "after")
             start(names, gradients)
 

@@ -63,6 +63,15 @@ def show(shown: Console) -> None:
     shown.close()
 
 
+def terminal_of(width: int, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Give a terminal of so many columns that takes what is shown."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "__stdout__", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    return terminal
+
+
 def lines_of(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
@@ -148,10 +157,7 @@ def test_a_narrow_terminal_goes_without_the_least_important_columns(width: int) 
 def test_the_log_has_the_columns_that_a_narrow_terminal_goes_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal, log = Terminal(), tmp_path / "rank-0.log"
-    monkeypatch.setattr(sys, "__stdout__", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "60")
+    terminal, log = terminal_of(60, monkeypatch), tmp_path / "rank-0.log"
     show(BarConsole(log))
     assert lines_of(log.read_text()) == EXPECTED
     for row in (ROW, replace(ROW, epoch=2)):
@@ -317,10 +323,7 @@ def test_a_long_line_of_the_header_stays_in_its_column(line: str, shown: str | N
 def test_the_bar_shows_each_line_once_and_logs_all_but_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal, log = Terminal(), tmp_path / "rank-0.log"
-    monkeypatch.setattr(sys, "__stdout__", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    terminal, log = terminal_of(160, monkeypatch), tmp_path / "rank-0.log"
     show(BarConsole(log))
     assert lines_of(log.read_text()) == EXPECTED
     for line in EXPECTED:
@@ -330,10 +333,7 @@ def test_the_bar_shows_each_line_once_and_logs_all_but_itself(
 def test_the_bar_goes_away_and_the_last_figures_of_a_stopped_epoch_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal, log = Terminal(), tmp_path / "rank-0.log"
-    monkeypatch.setattr(sys, "__stdout__", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    terminal, log = terminal_of(160, monkeypatch), tmp_path / "rank-0.log"
     bar = BarConsole(log)
     bar.advance(ADVANCE)
     line = ADVANCE.bar_line(160, widths=console._USUAL_WIDTHS)
@@ -350,10 +350,7 @@ def test_the_bar_goes_away_and_the_last_figures_of_a_stopped_epoch_stay(
 def test_colour_is_for_terminals_whose_user_wants_it(
     no_color: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal, log = Terminal(), tmp_path / "rank-0.log"
-    monkeypatch.setattr(sys, "__stdout__", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    terminal, log = terminal_of(160, monkeypatch), tmp_path / "rank-0.log"
     monkeypatch.setenv("NO_COLOR", no_color)
     show(BarConsole(log))
     assert ("\x1b[1;36m" in terminal.getvalue()) is not bool(no_color)  # the header: bold cyan
@@ -373,10 +370,7 @@ def test_a_bar_that_isnt_on_a_terminal_shows_lines_alone(
 def test_no_line_of_the_bar_is_cut(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "__stdout__", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(width))
+    terminal = terminal_of(width, monkeypatch)
     bar = BarConsole(tmp_path / "rank-0.log")
     bar.advance(ADVANCE)
     expected = ADVANCE.bar_line(width - 2, widths=console._USUAL_WIDTHS)  # `^C` fits behind it
@@ -425,10 +419,7 @@ def test_an_output_that_cannot_be_written_is_no_error(
 def test_warnings_are_wrapped_and_what_a_user_prints_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "__stdout__", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
+    terminal = terminal_of(40, monkeypatch)
     line = "words of a sentence that is longer than the terminal"
     bar = BarConsole(tmp_path / "rank-0.log")
     bar.warn(line)

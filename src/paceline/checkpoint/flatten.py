@@ -104,9 +104,10 @@ def restore_optimizer(
     if adds_groups and saved.optimizer == type(optimizer).__name__:
         is_named = "param_names" in optimizer.param_groups[0]
         for shapes in _groups_to_come(optimizer, names, saved):
-            named = [(name, parameters[name]) for name in shapes]
-            members = named if is_named else [parameter for _, parameter in named]
-            optimizer.add_param_group({"params": members})
+            members = {name: parameters[name] for name in shapes}
+            optimizer.add_param_group(
+                {"params": list(members.items() if is_named else members.values())}
+            )
     differences = _differences(optimizer, names, saved)
     if differences:
         del optimizer.param_groups[here:]

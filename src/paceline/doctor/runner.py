@@ -47,12 +47,13 @@ def examine_here(
         workers: It is to have; None: as many as Paceline chooses.
         print_line: Called with what is being done, for the user.
     """
-    with connect([Host(name=gethostname(), directory=".")], HostsOptions(), here=True) as fleet:
+    here = Host(name=gethostname(), directory=".")
+    with connect([here], HostsOptions(), here=True) as fleet:
         (connection,) = fleet.all
         if connection.lost:
             raise InfrastructureError(connection.lost)
         probe = connection.start(_PROBE, {**place.payload(), "tokens": asdict(Tokens.made())})
-        pool = HostPool([PooledHost(name=gethostname(), probe=probe, slots=workers)])
+        pool = HostPool([PooledHost(name=here.name, probe=probe, slots=workers)])
         return Examination(pool, request, print_line).run()
 
 

@@ -27,7 +27,7 @@ class BucketAverager(Protocol):
     def open_stream(self, device: torch.device) -> None:
         """Make it possible to `start` and `poll` while a backward pass runs. Collective."""
 
-    def start(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+    def start(self, names: Sequence[str], gradients: list[Tensor]) -> None:
         """Start to average one bucket. Collective, but doesn't block.
 
         Args:
@@ -156,7 +156,7 @@ class BucketOverlap:
         ends = ((gradients[place], averages[place]) for place in (0, -1))
         return any(own.data_ptr() == last.data_ptr() for own, last in ends if last is not None)
 
-    def _start(self, gradients: Sequence[Tensor]) -> None:
+    def _start(self, gradients: list[Tensor]) -> None:
         """Start to average the next bucket."""
         self._averager.start(self._buckets[self._left], gradients)
         self._left += 1

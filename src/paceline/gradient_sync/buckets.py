@@ -174,7 +174,7 @@ class Bucket:
         self.give(right)
         return left
 
-    def pack(self, gradients: Sequence[Tensor] | None = None) -> Flat:
+    def pack(self, gradients: list[Tensor] | None = None) -> Flat:
         """Move the gradients into a buffer; a parameter without one counts as zero.
 
         Args:
@@ -188,7 +188,7 @@ class Bucket:
             gradients = [gradient for gradient, _ in present if gradient is not None]
             views = [view for gradient, view in present if gradient is not None]
         if gradients:
-            torch._foreach_copy_(views, list(gradients))
+            torch._foreach_copy_(views, gradients)
         # Taken out of `.grad`, so that autograd starts the next shard from nothing.
         for parameter in self.parameters:
             parameter.grad = None

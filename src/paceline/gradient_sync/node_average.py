@@ -77,7 +77,7 @@ class NodeAverage:
         """Be ready to `start` during a backward pass: it always is."""
 
     @torch.no_grad()
-    def start(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+    def start(self, names: Sequence[str], gradients: list[Tensor]) -> None:
         """Start to average one bucket. Collective, but doesn't block.
 
         Args:
@@ -91,7 +91,7 @@ class NodeAverage:
         if len(names) < len(places):
             views = dict(zip(named.names, places, strict=True))
             places = [views[name] for name in names]
-        torch._foreach_copy_(places, list(gradients))
+        torch._foreach_copy_(places, gradients)
         named.bucket.tree.push(Node(0, self._rank), flat)
         self._exchange.send(named.bucket, named.layout)
         self._left.append(named)

@@ -121,7 +121,7 @@ class PowerSGD:
             self._groups = another_group(), another_group()
 
     @torch.no_grad()
-    def start(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+    def start(self, names: Sequence[str], gradients: list[Tensor]) -> None:
         """Start stage 1 of one bucket. Collective, but doesn't block.
 
         Args:

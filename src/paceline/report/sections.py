@@ -15,7 +15,7 @@ from paceline.report.charts import best_position, thin
 from paceline.report.load_run import RunReport
 from paceline.results.confusion import Confusion, shorten, strength
 from paceline.results.json_object import JsonObject, entries, number, section, text, texts, whole
-from paceline.training.config import shown_name
+from paceline.training.config import typed_name
 
 MAX_TABLE_ROWS = 250
 """More epochs than this are thinned in the table; `metrics.csv` has them all."""
@@ -160,11 +160,7 @@ def settings_table(report: RunReport) -> tuple[Setting, ...]:
     own = {str(name) for name in given} if isinstance(given, list) else set()
     merged = {**section(report.run, "recipe_arguments"), **section(report.run, "settings")}
     rows = [
-        Setting(
-            name=shown_name(name).replace("_", "-"),
-            value=figures.show_value(content),
-            given=name in own,
-        )
+        Setting(name=typed_name(name), value=figures.show_value(content), given=name in own)
         for name, content in merged.items()
     ]
     return tuple(sorted(rows, key=lambda row: not row.given))

@@ -148,6 +148,11 @@ def shown_name(name: str) -> str:
     return option.own_names[0] if option else name
 
 
+def typed_name(name: str) -> str:
+    """Give that name as it is typed: with dashes, as all names are."""
+    return shown_name(name).replace("_", "-")
+
+
 def setting_named(name: str) -> str:
     """Give the name that a setting has in `run.json`, by that or the one `--help` shows."""
     options = training_options().values()

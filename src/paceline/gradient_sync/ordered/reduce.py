@@ -298,7 +298,7 @@ class OrderedSum:
             if bucket.missing == 0:
                 self._pack(bucket, self._checked_gradients(bucket.places))
 
-    def _checked_gradients(self, places: Sequence[int]) -> Sequence[Tensor]:
+    def _checked_gradients(self, places: Sequence[int]) -> list[Tensor]:
         """Give gradients that have come; refuse those that are gone, or sparse."""
         gradients = gradients_of(map(self._parameters.__getitem__, places))
         if gradients is None:
@@ -316,7 +316,7 @@ class OrderedSum:
             )
         return gradients
 
-    def _pack(self, bucket: Bucket, gradients: Sequence[Tensor] | None = None) -> None:
+    def _pack(self, bucket: Bucket, gradients: list[Tensor] | None = None) -> None:
         self._push(bucket, self._next, bucket.pack(gradients))
 
     def _push_zeros(self, layout: Layout, shard: int) -> None:

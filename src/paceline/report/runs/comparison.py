@@ -21,7 +21,7 @@ from paceline.report.runs.listing import (
 from paceline.results.find_runs import choose_run, is_run
 from paceline.results.json_object import JsonObject, entries, number, section, text
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import OF_RECIPES, shown_name
+from paceline.training.config import OF_RECIPES, typed_name
 
 MAX_SHOWN = 8
 """More columns or lines beside each other than these nobody can read."""
@@ -55,7 +55,7 @@ class Row:
     @property
     def label(self) -> str:
         """Its name on the screen: a setting's is the one that `--help` lists."""
-        return shown_name(self.name).replace("_", "-") if self.is_setting else self.name
+        return typed_name(self.name) if self.is_setting else self.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from paceline.report.run_outcome import RunState, find_state
 from paceline.results.find_runs import choose_run, find_runs, is_of_study
 from paceline.results.json_object import JsonObject, entries, section, text, whole
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, SampleUnit
-from paceline.training.config import setting_named, shown_name
+from paceline.training.config import setting_named, typed_name
 
 ListedState = RunState | Literal["damaged"]
 
@@ -260,7 +260,7 @@ def filter_runs(listed: Sequence[RunEntry], conditions: Sequence[str]) -> list[R
         known = {*_FILTERS, *(n for entry in listed for n in arguments_of(entry.report.run))}
         name = name if name in known else _column_named(name)
         if listed and name not in known:
-            names = [shown_name(each).replace("_", "-") for each in known]
+            names = [typed_name(each) for each in known]
             given = name.replace("_", "-")
             close = unknown_name(given, names, "name").partition(" Known:")[0]
             raise UsageError(

@@ -7,7 +7,7 @@ from paceline.options import figures
 from paceline.options.text import aligned, fitted, printable
 from paceline.report.runs.listing import RunEntry, RunList, arguments_of, shared_unit
 from paceline.results.run_directory import fit_name
-from paceline.training.config import shown_name
+from paceline.training.config import typed_name
 
 HEADER = ("run", "recipe", "state", "best", "epochs", "{}/s", "workers", "started")
 _GAP = 2
@@ -29,7 +29,7 @@ def table_lines(listed: RunList, now: datetime, width: int | None, setting: str 
     titles = [title.format(shared_unit(listed.entries)) for title in HEADER]
     if setting:
         place = titles.index("best")
-        titles.insert(place, shown_name(setting).replace("_", "-"))
+        titles.insert(place, typed_name(setting))
         for row, entry in zip(rows, listed.entries, strict=True):
             value = arguments_of(entry.report.run).get(setting)
             row.insert(place, printable(figures.show_value(value)))

@@ -12,7 +12,7 @@ from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
 from paceline.options.fields import OptionValue, flag, unknown_name
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import Kind, TrainConfig, shown_name, training_options
+from paceline.training.config import Kind, TrainConfig, shown_name, training_options, typed_name
 
 FREE = frozenset(
     field.name
@@ -152,7 +152,9 @@ class PreviousRun:
         known = {**training_options(), **dict.fromkeys(given), **dict.fromkeys(self.arguments)}
         for name in allowed:
             if name not in known:
-                text = unknown_name(_typed(name), map(_typed, known), "option to change", _LISTED)
+                text = unknown_name(
+                    typed_name(name), map(typed_name, known), "option to change", _LISTED
+                )
                 raise UsageError(text)
         refused = []
         settings, arguments = without_other_methods(self.settings, given), dict(self.arguments)
@@ -216,11 +218,6 @@ def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
     return {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
 
 
-def _typed(name: str) -> str:
-    """Write an option's name as it is typed after `--allow-change`."""
-    return flag(shown_name(name)).lstrip("-")
-
-
 def _refusal(
     refused: Sequence[tuple[str, OptionValue, OptionValue]], way_on: Callable[[str], str]
 ) -> str:
@@ -241,6 +238,6 @@ def _refusal(
             "it is, or add --allow-different-hardware to resume with other bits"
         )
     if other:
-        words = " ".join(f"--allow-change {_typed(name)}" for name in other)
+        words = " ".join(f"--allow-change {typed_name(name)}" for name in other)
         text += f"\n{way_on(words)}"
     return text

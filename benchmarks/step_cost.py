@@ -31,6 +31,7 @@ from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.loops import Workers, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped
 from paceline.data.memory import TensorData
+from paceline.distributed.environment import ask_driver
 from paceline.distributed.group import Group
 from paceline.distributed.placement import Placement
 from paceline.results.run_directory import RunDirectory
@@ -42,7 +43,7 @@ _MOST_COUNTS = 8
 SHORT, LONG = 5, 15
 """Steps of the two runs whose difference is taken, so that set-up falls out."""
 
-OPCODES_PER_STEP = 615
+OPCODES_PER_STEP = 330
 """Python opcodes a step beyond the hand-written loop's; about 20 ns each, several times as much
 behind a convolution, which has emptied the caches. The loop by hand has some 360 for what
 `zero_grad` records for the profiler. Counted with CPython
@@ -53,7 +54,7 @@ OPCODES_PER_AGREEMENT = 1560
 """Python opcodes of one exchange, after five steps; about 150 of them, 3 us twice a second, take
 the time of the steps and tell waiting for others from communication, about 55 compare what steps
 the workers have taken."""
-OPERATORS_PER_STEP = 0
+OPERATORS_PER_STEP = -2
 """Two of ours, see below, and not the two by which `zero_grad` marks itself for the profiler."""
 PURPOSES = {
     "aten.detach": "loss and scores: kept without their graph, counted at the next agreement",
@@ -278,6 +279,7 @@ def main() -> int:
     """Count and compare with the budgets."""
     arguments = parser(__doc__ or "").parse_args()
     torch.set_num_threads(1)
+    ask_driver()  # as in a worker
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
         directory = Path(scratch)
         for name in ("run", "run-of-two"):

@@ -180,6 +180,16 @@ def zeroed_in_part(model: nn.Module, seed: int, layer: int = -1) -> None:
         model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
 
 
+def zeroed_in_the_middle(model: nn.Module, seed: int) -> None:
+    """The same of those in between, as new tensors of the same memory."""
+    for number, layer in enumerate(children := list(model.children())):
+        for parameter in layer.parameters():
+            old = parameter.grad if 0 < number < len(children) - 1 else None
+            parameter.grad = None if old is None else old.detach().zero_()
+    for number in range(1 + (seed >= 20)):
+        model(drawn(seed + 7 * number, 3, 12, 6)).square().mean().backward()
+
+
 def zeroed_at_the_end(model: nn.Module, seed: int) -> None:
     """The same of those that come last."""
     zeroed_in_part(model, seed, 0)
@@ -199,6 +209,7 @@ def autocasted(model: nn.Module, seed: int) -> None:
         zeroed,
         zeroed_by_other_tensors,
         zeroed_in_part,
+        zeroed_in_the_middle,
         zeroed_at_the_end,
         autocasted,
     ],

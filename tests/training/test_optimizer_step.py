@@ -1,14 +1,21 @@
 """A step: backward, combine, clip, update; beside plain PyTorch in one process."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import MethodType
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import TensorDataset
+from torch.utils.hooks import RemovableHandle
 
 from paceline.data.batch import Batch
 from paceline.data.order import epoch_order
@@ -239,6 +246,112 @@ def test_a_step_of_the_scripts_own_is_refused_after_updates_too(tmp_path: Path) 
 
     (said,) = run_ranks(1, body)
     assert said.startswith("optimizer.step() by the script itself")
+
+
+Listen = Callable[[torch.optim.Optimizer, Callable[..., None]], RemovableHandle]
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
+        lambda optimizer, hook: optimizer.register_step_post_hook(hook),
+        lambda _, hook: register_optimizer_step_pre_hook(hook),
+        lambda _, hook: register_optimizer_step_post_hook(hook),
+    ],
+    ids=["own, before", "own, after", "of all, before", "of all, after"],
+)
+@pytest.mark.parametrize("from_round", [0, 3])
+@pytest.mark.parametrize("watches", [False, True], ids=["", "others watched"])
+def test_who_listens_to_an_optimizer_hears_of_every_step(
+    listen: Listen, from_round: int, watches: bool
+) -> None:
+    """PyTorch's record around a step, which is left out where nobody does, calls the hooks."""
+    model, heard = net(), []
+    optimizer = sgd(model)
+    optimizer_step = make_optimizer_step([optimizer])
+    if watches:
+        optimizer_step.watch_others(lambda _: None, lambda: None)
+    handle: RemovableHandle | None = None
+    for step in range(ROUNDS):
+        if step == from_round:
+            handle = listen(optimizer, lambda *_: heard.append(True))
+        optimizer_step.run_backward(losses(model, LOST + 1), 1.0, completes=True)
+        optimizer_step.update([optimizer])
+    assert handle is not None
+    handle.remove()
+    optimizer_step.run_backward(losses(model, LOST + 1), 1.0, completes=True)
+    optimizer_step.update([optimizer])
+    optimizer_step.release()
+    assert len(heard) == ROUNDS - from_round
+
+
+def test_pytorchs_profiler_sees_the_optimizers_steps() -> None:
+    model = net()
+    optimizer = sgd(model)
+    optimizer_step = make_optimizer_step([optimizer])
+
+    def train(steps: int) -> None:
+        for step in range(steps):
+            optimizer_step.run_backward(losses(model, LOST + 1 + step), 1.0, completes=True)
+            optimizer_step.update([optimizer])
+
+    train(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        train(3)
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["Optimizer.step#SGD.step"] == 3
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("schedule_first", [False, True])
+def test_a_scheduler_sees_that_its_optimizer_steps(schedule_first: bool) -> None:
+    def weights(ours: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = net()
+        optimizer = sgd(model)
+        make = partial(torch.optim.lr_scheduler.StepLR, optimizer, 2)
+        scheduler = make() if schedule_first else None
+        optimizer_step = make_optimizer_step([optimizer] if ours else [])
+        scheduler = scheduler or make()
+        for step in range(LOST):
+            optimizer_step.run_backward(losses(model, step), 1.0, completes=True)
+            if ours:
+                optimizer_step.update([optimizer])
+            else:
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+        return weights_of(model)
+
+    assert_weights(weights(ours=True), weights(ours=False), atol=0)
+
+
+class OwnStep(torch.optim.SGD):
+    """An optimizer of a script's, with more around its step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.steps = 0
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        assert closure is None
+        self.steps += 1
+        super().step()
+
+
+def test_a_script_may_bring_an_optimizer_or_a_step_of_its_own() -> None:
+    model, wrapped = net(), net()
+    optimizer, other = OwnStep(model), sgd(wrapped)
+    taken: list[bool] = []
+    plain = other.step
+    other.step = MethodType(lambda _: taken.append(plain() is None), other)  # type: ignore[method-assign]
+    optimizer_step = make_optimizer_step([optimizer, other])
+    for step in range(LOST):
+        loss = losses(model, step) + losses(wrapped, step)
+        optimizer_step.run_backward(loss, 1.0, completes=True)
+        optimizer_step.update([optimizer, other])
+    assert optimizer.steps == len(taken) == LOST
 
 
 class Two(nn.Module):

@@ -262,6 +262,14 @@ def without_agent_store() -> Iterator[None]:
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
 
 
+def ask_driver() -> None:
+    """Have PyTorch ask CUDA's driver for GPUs in this process, a worker: not NVML as before a fork.
+
+    PyTorch asks in every optimizer's step, and without a GPU NVML takes 0.2 ms for its answer.
+    """
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+
+
 def set_variables(variables: Mapping[str, str]) -> None:
     """Set environment variables of this process, a worker that doesn't know its place yet."""
     os.environ.update(variables)

@@ -33,6 +33,8 @@ _CREDENTIALS = struct.Struct("3i")
 _RANK = struct.Struct("i")
 _CONNECT_S = 30.0
 _READ_BYTES = 4096
+_RIGHTS_BYTES = 64
+"""Room for the descriptor that comes with a message, and its header."""
 _RETRY_S = 0.001
 _Rights: TypeAlias = tuple[int, int, "array[int]"]
 """What a message brings beside its bytes: level, kind and content."""
@@ -294,7 +296,9 @@ class NodeMemory:
             InfrastructureError: One of these has ended, or sends nothing for too long.
         """
         received, self._unread = self._unread, []
-        received += self._read(0.0)
+        # With nothing to wait for, or where one may have ended, what is there comes first.
+        if not waiting_for or received or self._ended:
+            received += self._read(0.0)
         if received or not waiting_for:
             return received
         waiting = self._seconds_left(waiting_for)
@@ -318,10 +322,11 @@ class NodeMemory:
         for number, _ in self._poll.poll(1000 * timeout_s):
             rank = self._rank_of[number]
             try:
-                content, descriptors, _, _ = socket.recv_fds(self._peers[rank], _READ_BYTES, 1)
+                content, rights, _, _ = self._peers[rank].recvmsg(_READ_BYTES, _RIGHTS_BYTES)
             except ConnectionError:
-                content, descriptors = b"", []
-            self._descriptors[rank].extend(descriptors)
+                content, rights = b"", []
+            for _, _, descriptor in rights:
+                self._descriptors[rank].extend(array("i", descriptor))
             if not content:  # it may have sent before all that it had to send
                 self._ended.add(rank)
                 self._poll.unregister(self._peers[rank])
@@ -358,7 +363,10 @@ class NodeMemory:
         waiting = self._seconds_left([rank])
         while True:
             try:
-                self._peers[rank].sendmsg([message], rights)
+                if rights:
+                    self._peers[rank].sendmsg([message], rights)
+                else:
+                    self._peers[rank].send(message)
             except BlockingIOError:
                 self._unread += self._read(min(next(waiting), _RETRY_S))
             except OSError as error:

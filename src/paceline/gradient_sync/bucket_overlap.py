@@ -1,7 +1,7 @@
 """Sends buckets of gradients during the backward pass, in the same order on all workers."""
 
 from collections.abc import Mapping, Sequence
-from operator import is_
+from operator import eq, methodcaller
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paceline.gradient_sync.buckets import gradient_is_gone, gradients_of
 
+_ADDRESS = methodcaller("data_ptr")
 _LOOKS = 8
 """About how often a backward pass of several buckets looks for those that have arrived."""
 
@@ -70,6 +71,8 @@ class BucketOverlap:
         self._left = 0
         self._averages: Mapping[str, Tensor] = {}
         """The last ones that are in a place of their own."""
+        self._addresses: list[list[int | None]] = []
+        """Of these, by bucket; None where there is none."""
         self._waits = False
         """Whether nothing more leaves before `finish`."""
 
@@ -129,7 +132,9 @@ class BucketOverlap:
         while self._left < len(self._buckets):
             self._start(self._gradients())
         averages = self._averager.finish()
-        self._averages = averages
+        if averages is not self._averages:
+            self._averages = averages
+            self._addresses = [[_address(averages.get(n)) for n in b] for b in self._buckets]
         self._forget()
         return averages
 
@@ -148,13 +153,10 @@ class BucketOverlap:
 
     def _are_averages(self, gradients: Sequence[Tensor]) -> bool:
         """Tell whether gradients of the next bucket are in the place of the last averages."""
-        averages = list(map(self._averages.get, self._buckets[self._left]))
-        if any(map(is_, gradients, averages)):
-            return True
-        # A script may have made other tensors of the same memory: of all, or of all matrices or all
-        # biases, hence of the first or of the last one.
-        ends = ((gradients[place], averages[place]) for place in (0, -1))
-        return any(own.data_ptr() == last.data_ptr() for own, last in ends if last is not None)
+        if not self._averages:
+            return False
+        # By address: a script may have made other tensors of the same memory.
+        return any(map(eq, map(_ADDRESS, gradients), self._addresses[self._left]))
 
     def _start(self, gradients: list[Tensor]) -> None:
         """Start to average the next bucket."""
@@ -164,3 +166,7 @@ class BucketOverlap:
     def _forget(self) -> None:
         self._left, self._waits = 0, False
         self._arrived.clear()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr() or None  # one without elements has none

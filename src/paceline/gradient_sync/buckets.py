@@ -1,7 +1,7 @@
 """Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -190,8 +190,7 @@ class Bucket:
         if gradients:
             torch._foreach_copy_(views, gradients)
         # Taken out of `.grad`, so that autograd starts the next shard from nothing.
-        for parameter in self.parameters:
-            parameter.grad = None
+        set_gradients(self.parameters)
         self.missing = 0
         return flat
 
@@ -207,8 +206,7 @@ class Bucket:
 
     def show(self) -> None:
         """Make the sum of all shards the parameters' gradients."""
-        for parameter, view in zip(self.parameters, self.tree.values[0].views, strict=True):
-            parameter.grad = view
+        set_gradients(self.parameters, self.tree.values[0].views)
 
     def begin(self) -> None:
         """Take all buffers back that the last step has used."""
@@ -368,6 +366,13 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor] | None:
     """Give what these parameters have in `.grad`; None if one has nothing."""
     gradients = list(map(_GRADIENT, parameters))
     return None if any(map(is_, gradients, repeat(None))) else gradients
+
+
+def set_gradients(
+    parameters: Iterable[nn.Parameter], gradients: Iterable[Tensor | None] = repeat(None)
+) -> None:
+    """Put gradients, by default none, in the place of what these parameters have."""
+    deque(map(setattr, parameters, repeat("grad"), gradients), maxlen=0)
 
 
 def are_trained(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:

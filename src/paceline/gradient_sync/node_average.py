@@ -1,6 +1,6 @@
 """Gradients averaged in the memory that the workers of a node share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -17,7 +17,6 @@ from paceline.gradient_sync.buckets import (
 )
 from paceline.gradient_sync.network_model import ring_bytes
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange
-from paceline.gradient_sync.ordered.reduction_tree import Node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,8 @@ class _Named:
     names: list[str]
     bucket: Bucket
     layout: Layout
+    averages: dict[str, Tensor]
+    """By name: where its gradients go, and then its averages are."""
 
 
 @final
@@ -43,13 +44,15 @@ class NodeAverage:
         memory: What the workers share; this object's own.
         module: Whose gradients come.
         """
-        self._rank, self._workers = memory.rank, memory.workers
+        self._workers = memory.workers
         self._exchange = NodeExchange(memory, memory.workers, divisor=memory.workers)
         self._module = module
         self._names: list[str] = []
         """Of the parameters that are trained, in the order of the module."""
         self._buckets: list[_Named] = []
         self._bucket_of: dict[str, _Named] = {}
+        self._averages: dict[str, Tensor] = {}
+        """Of all buckets."""
         self._left: list[_Named] = []
         """Buckets of the step."""
 
@@ -71,6 +74,7 @@ class NodeAverage:
         if names != self._names:
             self._names, self._buckets = names, self._cut(names)
             self._bucket_of = {name: named for named in self._buckets for name in named.names}
+            self._averages = _together(self._buckets)
         return [named.names for named in self._buckets]
 
     def open_stream(self, _device: torch.device) -> None:
@@ -85,14 +89,7 @@ class NodeAverage:
             gradients: Of these; they stay as they are until `finish`.
         """
         named = self._bucket_of[names[0]]
-        named.bucket.begin()
-        flat = named.bucket.take()
-        places = flat.views
-        if len(names) < len(places):
-            views = dict(zip(named.names, places, strict=True))
-            places = [views[name] for name in names]
-        torch._foreach_copy_(places, gradients)
-        named.bucket.tree.push(Node(0, self._rank), flat)
+        torch._foreach_copy_(list(map(named.averages.__getitem__, names)), gradients)
         self._exchange.send(named.bucket, named.layout)
         self._left.append(named)
 
@@ -114,17 +111,18 @@ class NodeAverage:
         if self._left:
             self._exchange.finish(0)
         left, self._left = self._left, []
-        averages: dict[str, Tensor] = {}
-        for named in left if keep else ():
-            averages.update(zip(named.names, named.bucket.tree.values[0].views, strict=True))
-        return averages
+        if not keep:
+            return {}
+        if len(left) == len(self._buckets):
+            return self._averages
+        return _together(left)
 
     def release(self) -> None:
         """Leave the others. Local to the worker; averages that are in use stay."""
         self._exchange.release()
         for named in self._buckets:
             named.bucket.free()
-        self._names, self._buckets, self._bucket_of = [], [], {}
+        self._names, self._buckets, self._bucket_of, self._averages = [], [], {}, {}
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
         """Count what one worker would send for gradients of these parameters."""
@@ -141,7 +139,13 @@ class NodeAverage:
         order = range(len(names))[::-1]
         layout = lay_out(parameters, order, most, workers, workers, least=MIN_BYTES_WITHIN_NODE)
         self._exchange.prepare(layout)
-        return [
-            _Named(names=[names[m.index] for m in bucket.members], bucket=bucket, layout=layout)
-            for bucket in layout.buckets
-        ]
+        made = []
+        for bucket in layout.buckets:
+            of_bucket = [names[m.index] for m in bucket.members]
+            averages = dict(zip(of_bucket, bucket.take().views, strict=True))
+            made.append(_Named(names=of_bucket, bucket=bucket, layout=layout, averages=averages))
+        return made
+
+
+def _together(buckets: Iterable[_Named]) -> dict[str, Tensor]:
+    return {name: tensor for named in buckets for name, tensor in named.averages.items()}

@@ -17,7 +17,13 @@ from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.errors import JobError
 from paceline.gradient_sync.bucket_overlap import BucketAverager, BucketOverlap
-from paceline.gradient_sync.buckets import Arrivals, are_trained, gradient_is_gone, gradients_of
+from paceline.gradient_sync.buckets import (
+    Arrivals,
+    are_trained,
+    gradient_is_gone,
+    gradients_of,
+    set_gradients,
+)
 from paceline.gradient_sync.compression import Compression
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.network_model import ring_bytes
@@ -223,16 +229,16 @@ class Replica:
         if isinstance(averager, NodeAverage) and not self._settled and self._any_sparse():
             self.defer_to(None)
             return self.finish_backward()
-        reached, self._reached = self._reached, Counter()
+        reached = dict(self._reached)
+        self._reached.clear()
         was_settled, without = self._settled, self._without(held)
         if without is None:
             return ()  # it was about another model
         self._fill_gradients(without, reached)
         # Wait for the buckets that left during the backward pass, or send everything now.
         if self._departures is not None and not without:
-            parameters = self.parameters
-            for name, average in self._departures.finish().items():
-                parameters[name].grad = average
+            averages = self._departures.finish()
+            set_gradients(map(self.parameters.__getitem__, averages), averages.values())
         else:
             self._recall()
             named = self.parameters.items()
@@ -391,8 +397,7 @@ class Replica:
         assert parallel is not None
         # Averaged by DistributedDataParallel's own hooks, as in every later step.
         for _ in range(1 + twice):
-            for parameter in self.parameters.values():
-                parameter.grad = None
+            set_gradients(self.parameters.values())
             with torch.autocast(self._group.device.type, enabled=False):
                 parallel(_Surrogate(local)).backward()
         # DistributedDataParallel has filled these with zeros; an optimizer must not step them.

@@ -256,7 +256,7 @@ class Engine:
                 if step_profiler.is_sampling:
                     step_profiler.mark("batch")
                 # The script's forward and backward passes, and its update.
-                self._open_step()
+                self._open_step(by_shard=whole < 0)
                 if batch.local and batch.local <= whole:
                     step.batch = batch
                     for begin_step in begin_steps:
@@ -506,14 +506,16 @@ class Engine:
         is_trained |= step.loss_before is not None or optimizer_step.counts_batches
         return not is_trained and not self.context.has_updated
 
-    def _open_step(self) -> None:
+    def _open_step(self, *, by_shard: bool = False) -> None:
+        """Open a step; one that is gone through by shards gets its random numbers with each."""
         context = self.context
         optimizer_step = context.optimizer_step
         number = context.progress.state.step
         optimizer_step.has_gradients = optimizer_step.holds_pieces = False
         self.step.loss_before = None
         self.note.begin(number + 1)
-        context.random.at_step(number)
+        if not by_shard:
+            context.random.at_step(number)
 
     def _open_free_step(self) -> None:
         """Open a step that has no batch of the training loader."""
@@ -533,7 +535,8 @@ class Engine:
                 for piece in pieces(batch, most):
                     self.step.batch, context.optimizer_step.has_gradients = piece, False
                     for replica in context.replicas:
-                        replica.syncing = piece.last
+                        if replica.syncing is not piece.last:
+                            replica.syncing = piece.last
                     for begin_step in context.hooks.begin_step:
                         begin_step(number, piece)
                     yield piece

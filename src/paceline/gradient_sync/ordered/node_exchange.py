@@ -23,7 +23,8 @@ from paceline.gradient_sync.ordered.exchange import Exchange, Piece
 from paceline.gradient_sync.ordered.reduction_tree import Node, TreeSum, additions, roots
 
 _READY, _FINISHED, _FAILED, _ALL_FINISHED, _SOME_FAILED, _LOST = b"refEFl"
-_CHUNK_ELEMENTS = 1 << 16
+_ONE_READY = bytes([_READY])
+_CHUNK_ELEMENTS = 1 << 17
 """Added at once by a thread: what has been added is still in its cache when it is copied."""
 _PAGE_BYTES = 4096
 _LOOK_S = 0.001
@@ -147,8 +148,7 @@ class NodeExchange:
     def send(self, bucket: Bucket, _layout: Layout) -> None:
         """Announce that a bucket's sums can be read. Collective, but doesn't block."""
         self._waiting.append(self._sums[bucket])
-        self._memory.post(bytes([_READY]))
-        self.poll()
+        self._memory.post(_ONE_READY)
 
     def poll(self) -> None:
         """Add up what is there. Doesn't block."""
@@ -186,6 +186,7 @@ class NodeExchange:
 
     def _finish_across(self, across: Exchange) -> None:
         """Complete this worker's slices, and learn how the step was on all nodes. Collective."""
+        self._receive()  # who is alone on its node has nobody to wait for
         while silent := [rank for rank, ends in self._ends.items() if not ends]:
             self._receive(silent, _LOOK_S if self._travelling else inf)
             self._publish(within_s=0)

@@ -22,6 +22,7 @@ from paceline.gradient_sync.buckets import (
     gradient_is_gone,
     gradients_of,
     lay_out,
+    set_gradients,
 )
 from paceline.gradient_sync.name_list import list_names
 from paceline.gradient_sync.ordered.exchange import Exchange, connect_leaders
@@ -106,8 +107,7 @@ class OrderedSum:
         if now != self._trained or self._layout is None:
             self._take(now, parameters)
         # All gradients and buffers of the last step are free again.
-        for parameter in self._every:
-            parameter.grad = None
+        set_gradients(self._every)
         if self._layout is not None:
             for bucket in self._layout.buckets:
                 bucket.begin()
@@ -130,10 +130,10 @@ class OrderedSum:
         """
         assert shard == self._next, (shard, self._next)
         self._check_nothing_came()
-        # Further backward passes of the same shard (micro-batches) add to what is there.
-        if not self._is_open:
-            for parameter in self._parameters:
-                parameter.grad = None
+        # Further backward passes of the same shard (micro-batches) add to what is there; for its
+        # first one nothing is, unless something came since the step has begun.
+        if not self._is_open and (self._arrivals or shard > self.own_shards.start):
+            set_gradients(self._parameters)
         self._is_open, self._is_packing = True, last
         self._arrivals.clear()
         self._arrived.clear()
@@ -354,8 +354,7 @@ class OrderedSum:
             if member.parameter.grad is None
         ]
         gained = [place for place in layout.without if self._parameters[place].grad is not None]
-        for place in gained:
-            self._parameters[place].grad = None
+        set_gradients([self._parameters[place] for place in gained])
         if (lost or gained) and not self._failure:
             here = _place(self._next, self._group.rank)
             lost_names, gained_names = (

@@ -12,6 +12,7 @@ from paceline.data.loading.stream import StreamRecord, StreamSource
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
 from paceline.gradient_sync.unsaved_buffers import UnsavedBuffers
+from paceline.metrics.console import Communication
 from paceline.results.metrics_table import EpochRow
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.batches.sources import SUBSET_ADVICE
@@ -20,6 +21,7 @@ from paceline.training.context import TrainingContext
 from paceline.training.hooks.base import StepHook
 from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
+from paceline.training.status_exchange import Agreement
 
 _OWN_DRAWS = (
     "{kind} draws by a random generator that it holds itself: what a sample is follows from those "
@@ -268,15 +270,23 @@ class ReproducibilityChecks(StepHook):
         self._hidden = UnsavedBuffers(components.models)
 
     def after_step(self, step: int) -> None:
-        """Check settings and buffers.
+        """Check the buffers.
+
+        Raises:
+            JobError: One that no snapshot holds changes.
+        """
+        assert self._hidden is not None
+        self._hidden.check()
+
+    def after_exchange(
+        self, agreed: Agreement, steps: int, spent: Communication | None, top: int | None
+    ) -> None:
+        """Check the settings: before each snapshot, and not in every step, since it takes 20 us.
 
         Raises:
             UsageError: The script has changed what the bits depend on.
-            JobError: A buffer that no snapshot holds changes.
         """
-        assert self._hidden is not None
         self._check_settings()
-        self._hidden.check()
 
     def state_dict(self) -> Mapping[str, object]:
         """Give what the bits depend on."""

@@ -150,7 +150,6 @@ class NumericsRecord:
 
     def changed(self) -> list[str]:
         """List which switches have been changed in this process since this was made."""
-        # Asked in every step; almost always nothing has.
         before, now = self._switches, _switch_values()
         return [] if now == before else differences(_named(before), _named(now))
 
@@ -236,7 +235,7 @@ def refuses_nondeterministic() -> bool:
 
 
 def _switch_values() -> tuple[int, bool, bool, bool]:
-    """Read what a script might change in between; costs about a microsecond."""
+    """Read what a script might change in between."""
     cudnn = torch.backends.cudnn
     return (
         torch.get_num_threads(),

@@ -67,10 +67,11 @@ class OrderedSync(GradientSync):
             return  # a further piece of it
         self._check_complete()
         self._part = batch.part
-        self._components.per_part.enter(batch.part)
         self._to_come = self._sizes[batch.part]
         self._stands_in = self._to_come == 0
-        self._context.buffer_averager.enter(batch.part)
+        if len(self._own_parts) > 1:
+            self._components.per_part.enter(batch.part)
+            self._context.buffer_averager.enter(batch.part)
         self._random.at_shard(step, batch.part)
 
     def _begin(self, step: int, batch: Batch) -> None:

@@ -230,7 +230,7 @@ class Engine:
         context, epoch, progress = self.context, self.epoch, self.context.progress
         self._begin_pass()
         state, step_profiler = progress.state, context.optimizer_step.step_profiler
-        number = state.epoch
+        number, own_parts = state.epoch, context.division.parts_of(context.group.rank)
         note, step, begin_steps = self.note, self.step, context.hooks.begin_step
         step_profiler.begin_pass(state.step)
         plan: TrainPlan | None = None
@@ -243,7 +243,7 @@ class Engine:
                     plan = loader.plan
                     source = step_profiler.timed(loader.read(number, state.step_in_epoch))
                     most = plan.most_at_once
-                    whole = -1 if context.division.is_fixed else most  # else given in pieces
+                    whole = most if len(own_parts) == 1 else -1  # else given in pieces
                 note.operation = "data"
                 if state.step >= step_profiler.next_sample:
                     step_profiler.sample(state.step)
@@ -256,7 +256,7 @@ class Engine:
                 if step_profiler.is_sampling:
                     step_profiler.mark("batch")
                 # The script's forward and backward passes, and its update.
-                self._open_step(by_shard=whole < 0)
+                self._open_step(by_shard=context.division.is_fixed)
                 if batch.local and batch.local <= whole:
                     step.batch = batch
                     for begin_step in begin_steps:
@@ -535,8 +535,7 @@ class Engine:
                 for piece in pieces(batch, most):
                     self.step.batch, context.optimizer_step.has_gradients = piece, False
                     for replica in context.replicas:
-                        if replica.syncing is not piece.last:
-                            replica.syncing = piece.last
+                        replica.syncing = piece.last
                     for begin_step in context.hooks.begin_step:
                         begin_step(number, piece)
                     yield piece

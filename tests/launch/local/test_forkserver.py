@@ -66,6 +66,27 @@ def test_a_hash_seed_holds_for_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["PYTHONHASHSEED"] == "7"
 
 
+@pytest.mark.parametrize(
+    ("given", "has"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=8", "glibc.malloc.arena_max=8:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),  # the user's counts
+    ],
+)
+def test_workers_ask_the_kernel_for_huge_pages(
+    given: str | None, has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+    forkserver.prepare((), 1)
+    environment = Path(f"/proc/{_pid()}/environ")  # empty until the process is Python's
+    variable = f"GLIBC_TUNABLES={has}".encode()
+    until(lambda: variable in environment.read_bytes().split(b"\0"))
+    assert os.environ.get("GLIBC_TUNABLES") == given
+
+
 def test_one_that_died_is_replaced() -> None:
     forkserver.prepare((), 1)
     first = _pid()

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 
+from paceline.distributed.allocator import TUNABLES, with_huge_pages
 from paceline.launch.local.forkserver_child import LAUNCHER_VARIABLE
 from paceline.launch.scratch import own_directory
 from paceline.launch.signals import STOP_SIGNALS
@@ -112,6 +113,7 @@ def _environment(threads: int) -> Iterator[None]:
     ours: dict[str, str | None] = dict.fromkeys(AT_IMPORT)
     ours |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     ours[LAUNCHER_VARIABLE] = str(os.getpid())
+    ours[TUNABLES] = with_huge_pages(os.environ.get(TUNABLES, ""))
     # Python reads it at its start alone: sets of text have one order in all workers and starts.
     ours[HASH_SEED] = _hash_seed()
     with _variables(ours):

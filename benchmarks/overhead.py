@@ -74,7 +74,10 @@ class Match:
 
 @dataclass(kw_only=True)
 class Blocks:
-    """Rank 0's seconds of each block, in order: of the clock, and of the process's CPU time."""
+    """Rank 0's seconds of each block, in order: of the clock, and of the process's CPU time.
+
+    Of processes that never talk to each other, by the clock, what stands for the speed of both.
+    """
 
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
@@ -201,7 +204,12 @@ def play(match: Match) -> Blocks:
         )
         if outcome.failures:
             raise RuntimeError(outcome.failures[0].traceback or outcome.failures[0].message)
-        return Blocks(**json.loads(outcome.results[0]))
+        ranks = [Blocks(**json.loads(outcome.results[rank])) for rank in range(WORKERS)]
+        if match.opponent == "alone":
+            # What they do together: each goes at its own speed.
+            pairs = zip(*(blocks.theirs for blocks in ranks), strict=True)
+            ranks[0].theirs = [statistics.harmonic_mean(seconds) for seconds in pairs]
+        return ranks[0]
 
 
 def add_match(report: Report, match: Match, blocks: Blocks) -> None:

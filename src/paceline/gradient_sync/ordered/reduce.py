@@ -72,6 +72,8 @@ class OrderedSum:
         """The shards of this worker."""
         self._group, self._shards, self._bucket_bytes = group, shards, bucket_bytes
         self._exchange = _connect(group, shards) if group.world_size > 1 else None
+        self._given: Mapping[str, nn.Parameter] = {}
+        """What `begin_step` was given last."""
         self._every: list[nn.Parameter] = []
         self._layouts: dict[tuple[bool, ...], Layout] = {}
         self._trained: tuple[bool, ...] = ()
@@ -99,10 +101,11 @@ class OrderedSum:
             parameters: All of them by name, frozen ones too; the same on every worker.
         """
         # Another model, or another set of trained parameters, needs other buckets.
-        given = list(parameters.values())
-        if len(given) != len(self._every) or not all(map(is_, given, self._every)):
-            self._forget()
-            self._every = given
+        if parameters is not self._given:
+            self._given, every = parameters, list(parameters.values())
+            if len(every) != len(self._every) or not all(map(is_, every, self._every)):
+                self._forget()
+                self._every = every
         now = are_trained(self._every)
         if now != self._trained or self._layout is None:
             self._take(now, parameters)

@@ -269,24 +269,18 @@ class ReproducibilityChecks(StepHook):
         self._check_settings()
         self._hidden = UnsavedBuffers(components.models)
 
-    def after_step(self, step: int) -> None:
-        """Check the buffers.
-
-        Raises:
-            JobError: One that no snapshot holds changes.
-        """
-        assert self._hidden is not None
-        self._hidden.check()
-
     def after_exchange(
         self, agreed: Agreement, steps: int, spent: Communication | None, top: int | None
     ) -> None:
-        """Check the settings: before each snapshot, and not in every step, since it takes 20 us.
+        """Check settings and buffers: before each snapshot. In every step it would take 30 us.
 
         Raises:
             UsageError: The script has changed what the bits depend on.
+            JobError: A buffer that no snapshot holds changes.
         """
+        assert self._hidden is not None
         self._check_settings()
+        self._hidden.check()
 
     def state_dict(self) -> Mapping[str, object]:
         """Give what the bits depend on."""

@@ -1,12 +1,7 @@
-import os
-import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from paceline.distributed.allocator import TUNABLES, with_huge_pages
 
 _PROGRAM = """
 import ctypes, resource
@@ -28,37 +23,6 @@ def pages_for_one_block():
 pages_for_one_block()
 print(kept, pages_for_one_block())
 """
-
-
-_IN_HUGE_PAGES = """
-import ctypes
-from pathlib import Path
-
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-library.mallopt(-3, 32 << 20)
-size = 16 << 20
-ctypes.memset(library.malloc(ctypes.c_size_t(size)), 1, size)
-parts = Path("/proc/self/smaps").read_text().split("[heap]")[1:]
-print(any(" hg" in part.split("VmFlags:")[1].splitlines()[0] for part in parts))
-"""
-_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.mark.skipif(
-    not _THP.exists() or "[madvise]" not in _THP.read_text(), reason="huge pages for who asks"
-)
-@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="glibc 2.35")
-@pytest.mark.parametrize(("tunables", "has"), [("", True), ("glibc.malloc.hugetlb=0", False)])
-def test_memory_is_to_come_in_huge_pages_unless_somebody_says_no(tunables: str, has: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _IN_HUGE_PAGES],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {TUNABLES: with_huge_pages(tunables)},
-    )
-    assert done.stdout.split() == [str(has)]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")

@@ -3,27 +3,10 @@
 import ctypes
 import sys
 
-TUNABLES = "GLIBC_TUNABLES"
-"""What glibc reads when a program starts; other C libraries leave it alone."""
-_HUGE_PAGES = "glibc.malloc.hugetlb"
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 2**31 - 1
 _LARGEST_THRESHOLD_BYTES = 32 << 20  # glibc takes no larger one
-
-
-def with_huge_pages(tunables: str) -> str:
-    """Add that malloc is to ask for huge pages, where the kernel gives them to who asks.
-
-    Otherwise the processor looks up the activations of a step in pages of 4 KB: 2 to 6 % of a CPU's
-    step (benchmarks/README.md).
-
-    Args:
-        tunables: What `TUNABLES` says; where it mentions huge pages it stays as it is.
-    """
-    if _HUGE_PAGES in tunables:
-        return tunables
-    return ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))
 
 
 def keep_freed_memory() -> bool:

@@ -1,6 +1,7 @@
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -85,6 +86,37 @@ def test_workers_ask_the_kernel_for_huge_pages(
     tunables = f"GLIBC_TUNABLES={has}".encode().split(b":")  # where glibc cuts it
     until(lambda: set(tunables) <= set(environment.read_bytes().split(b"\0")))
     assert os.environ.get("GLIBC_TUNABLES") == given
+
+
+_IN_HUGE_PAGES = """
+import ctypes
+from pathlib import Path
+
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.mallopt(-3, 32 << 20)
+size = 16 << 20
+ctypes.memset(library.malloc(ctypes.c_size_t(size)), 1, size)
+parts = Path("/proc/self/smaps").read_text().split("[heap]")[1:]
+print(any(" hg" in part.split("VmFlags:")[1].splitlines()[0] for part in parts))
+"""
+_THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not _THP.exists() or "[madvise]" not in _THP.read_text(), reason="huge pages for who asks"
+)
+@pytest.mark.skipif(platform.libc_ver() < ("glibc", "2.35"), reason="glibc 2.35")
+@pytest.mark.parametrize(("tunables", "has"), [("", True), ("glibc.malloc.hugetlb=0", False)])
+def test_memory_is_to_come_in_huge_pages_unless_somebody_says_no(tunables: str, has: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_HUGE_PAGES],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"GLIBC_TUNABLES": forkserver.with_huge_pages(tunables)},
+    )
+    assert done.stdout.split() == [str(has)]
 
 
 def test_one_that_died_is_replaced() -> None:

@@ -76,7 +76,7 @@ class Match:
 class Blocks:
     """Rank 0's seconds of each block, in order: of the clock, and of the process's CPU time.
 
-    Of processes that never talk to each other, by the clock, what stands for the speed of both.
+    Of the opponent `alone`, `theirs` is the harmonic mean of both ranks' seconds.
     """
 
     ours: list[float] = field(default_factory=list)

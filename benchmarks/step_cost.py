@@ -31,7 +31,7 @@ from benchmarks.figures import Figure, Report, markdown, parser
 from benchmarks.loops import Workers, tuned_loop
 from benchmarks.mnist_shaped import mnist_shaped
 from paceline.data.memory import TensorData
-from paceline.distributed.environment import ask_driver
+from paceline.distributed.environment import gpus_asked_of_driver
 from paceline.distributed.group import Group
 from paceline.distributed.placement import Placement
 from paceline.results.run_directory import RunDirectory
@@ -279,8 +279,8 @@ def main() -> int:
     """Count and compare with the budgets."""
     arguments = parser(__doc__ or "").parse_args()
     torch.set_num_threads(1)
-    ask_driver()  # as in a worker
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
+    scratches = tempfile.TemporaryDirectory(prefix="paceline-bench-")
+    with scratches as scratch, gpus_asked_of_driver():  # the loop by hand as well
         directory = Path(scratch)
         for name in ("run", "run-of-two"):
             RunDirectory.named(directory / name).create()

@@ -1,9 +1,10 @@
 """A step: backward, combine, clip, update; beside plain PyTorch in one process."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import MethodType
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -286,6 +287,7 @@ def test_who_listens_to_an_optimizer_hears_of_every_step(
     assert len(heard) == ROUNDS - from_round
 
 
+@pytest.mark.filterwarnings("ignore:.*profiler")
 def test_pytorchs_profiler_sees_the_optimizers_steps() -> None:
     model = net()
     optimizer = sgd(model)
@@ -322,6 +324,8 @@ def test_a_scheduler_sees_that_its_optimizer_steps(schedule_first: bool) -> None
                 optimizer.step()
                 optimizer.zero_grad()
             scheduler.step()
+        if ours:
+            assert optimizer_step._own_steps[0].direct_step is not None
         return weights_of(model)
 
     assert_weights(weights(ours=True), weights(ours=False), atol=0)
@@ -338,6 +342,64 @@ class OwnStep(torch.optim.SGD):
         assert closure is None
         self.steps += 1
         super().step()
+
+
+def test_a_tool_may_wrap_the_step_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer, taken = sgd(net()), []
+
+    @wraps(torch.optim.SGD.step)
+    def counted(self: torch.optim.SGD, *arguments: object) -> object:
+        taken.append(self)
+        return plain(self, *arguments)
+
+    plain: Callable[..., object] = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", counted)
+    optimizer_step = make_optimizer_step([optimizer])
+    for _ in range(LOST):
+        optimizer_step.update([optimizer])
+    assert taken == [optimizer] * LOST
+
+
+def test_a_wrappers_step_stays_the_wrappers() -> None:
+    """As that of an optimizer around another one, whose calls lead to it."""
+    base, wrapper = sgd(net()), OwnStep(net())
+    base.step = wrapper.step  # type: ignore[method-assign]
+    optimizer_step = make_optimizer_step([base])
+    for _ in range(LOST):
+        optimizer_step.update([base])
+    assert wrapper.steps == LOST
+
+
+def test_a_steps_arguments_reach_it() -> None:
+    class Scaled(torch.optim.SGD):
+        scalers: ClassVar[list[object]] = []
+
+        def step(self, closure: object = None, *, grad_scaler: object = None) -> None:  # type: ignore[override]
+            self.scalers.append(grad_scaler)
+
+    optimizer = Scaled(net().parameters(), lr=0.1)
+    optimizer_step = make_optimizer_step([optimizer])
+    optimizer_step.is_updating = True
+    for number in range(LOST):
+        optimizer.step(grad_scaler=number)
+    assert Scaled.scalers == [*range(LOST)]
+
+
+def test_a_cpus_optimizer_isnt_asked_for_a_gpus_graphs() -> None:
+    asked: list[object] = []
+
+    class Asked(torch.optim.SGD):
+        def _accelerator_graph_capture_health_check(self) -> None:
+            asked.append(self)
+
+    names = {name for name in vars(torch.optim.Optimizer) if name.endswith("_health_check")}
+    assert names
+    own, optimizer = Asked(net().parameters(), lr=0.1), torch.optim.Adam(net().parameters())
+    optimizer_step = make_optimizer_step([own, optimizer])
+    assert names <= set(vars(optimizer))
+    assert "_accelerator_graph_capture_health_check" not in vars(own)
+    optimizer_step.release()
+    assert not names & set(vars(optimizer))
 
 
 def test_a_script_may_bring_an_optimizer_or_a_step_of_its_own() -> None:

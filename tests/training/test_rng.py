@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from paceline.training.rng import (
+    RandomStreams,
     generators,
     has_drawn_unseeded,
     seed_before_session,
@@ -56,6 +57,18 @@ def test_every_step_and_worker_has_numbers_of_its_own() -> None:
 def test_a_step_seed_never_changes_between_versions() -> None:
     assert step_seed(step_key(0, 0), 0) == 1343007470
     assert step_seed(step_key(7, 3), 1000) == 4193898597
+
+
+def test_a_shards_numbers_are_those_of_its_seed() -> None:
+    streams = RandomStreams(5, 0, torch.device("cpu"))
+    random.gauss()  # keeps a second number for the next call
+    streams.at_shard(7, 1)
+    drawn = (random.gauss(), *draw())
+    seed = step_seed(step_key(5, 1), 7)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    assert (random.gauss(), *draw()) == drawn
 
 
 def test_a_cpu_model_draws_from_one_generator() -> None:

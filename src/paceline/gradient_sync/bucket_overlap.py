@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.gradient_sync.buckets import gradient_is_gone, gradients_of
 
-_ADDRESS = methodcaller("data_ptr")
+_DATA_PTR = methodcaller("data_ptr")
 _LOOKS = 8
 """About how often a backward pass of several buckets looks for those that have arrived."""
 
@@ -132,9 +132,9 @@ class BucketOverlap:
         while self._left < len(self._buckets):
             self._start(self._gradients())
         averages = self._averager.finish()
-        if averages is not self._averages:
-            self._averages = averages
+        if averages and averages is not self._averages:
             self._addresses = [[_address(averages.get(n)) for n in b] for b in self._buckets]
+        self._averages = averages
         self._forget()
         return averages
 
@@ -156,7 +156,7 @@ class BucketOverlap:
         if not self._averages:
             return False
         # By address: a script may have made other tensors of the same memory.
-        return any(map(eq, map(_ADDRESS, gradients), self._addresses[self._left]))
+        return any(map(eq, map(_DATA_PTR, gradients), self._addresses[self._left]))
 
     def _start(self, gradients: list[Tensor]) -> None:
         """Start to average the next bucket."""

@@ -371,7 +371,7 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor] | None:
 def set_gradients(
     parameters: Iterable[nn.Parameter], gradients: Iterable[Tensor | None] = repeat(None)
 ) -> None:
-    """Put gradients, by default none, in the place of what these parameters have."""
+    """Put gradients, as many or by default none, in the place of what these parameters have."""
     deque(map(setattr, parameters, repeat("grad"), gradients), maxlen=0)
 
 

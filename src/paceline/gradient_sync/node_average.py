@@ -74,7 +74,7 @@ class NodeAverage:
         if names != self._names:
             self._names, self._buckets = names, self._cut(names)
             self._bucket_of = {name: named for named in self._buckets for name in named.names}
-            self._averages = _together(self._buckets)
+            self._averages = _merged(self._buckets)
         return [named.names for named in self._buckets]
 
     def open_stream(self, _device: torch.device) -> None:
@@ -99,14 +99,15 @@ class NodeAverage:
             self._exchange.poll()
 
     @torch.no_grad()
-    def finish(self, *, keep: bool = True) -> dict[str, Tensor]:
+    def finish(self, *, keep: bool = True) -> Mapping[str, Tensor]:
         """Wait for all buckets. Collective.
 
         Args:
             keep: Whether the averages are wanted; otherwise it is as if nothing had left.
 
         Returns:
-            The averages, in memory that stays theirs until the next `start`.
+            The averages, in memory that stays theirs until the next `start`; the same object each
+            time that all buckets have left.
         """
         if self._left:
             self._exchange.finish(0)
@@ -115,7 +116,7 @@ class NodeAverage:
             return {}
         if len(left) == len(self._buckets):
             return self._averages
-        return _together(left)
+        return _merged(left)
 
     def release(self) -> None:
         """Leave the others. Local to the worker; averages that are in use stay."""
@@ -147,5 +148,5 @@ class NodeAverage:
         return made
 
 
-def _together(buckets: Iterable[_Named]) -> dict[str, Tensor]:
+def _merged(buckets: Iterable[_Named]) -> dict[str, Tensor]:
     return {name: tensor for named in buckets for name, tensor in named.averages.items()}

@@ -57,6 +57,8 @@ _PLAIN_ZERO_GRAD = Optimizer.zero_grad
 _GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
 """What PyTorch's optimizers ask in every step: whether a GPU's graph is being captured. On the CPU
 the answer is known, and takes 0.1 ms beside a training."""
+_RECORD = Optimizer.profile_hook_step(Optimizer.step).__code__
+"""Of what PyTorch puts around the steps of all its optimizers' classes."""
 UNUSED_GRADIENTS = (
     "this snapshot doesn't have gradients that no update has used yet: a training resumed from it "
     "goes on without them. Update with the last batch of an epoch as well"
@@ -265,8 +267,8 @@ class OptimizerStep(StepHook):
         vars(after_step)[OF_SESSION] = True  # it reads no weights
         self._watch = register_optimizer_step_post_hook(after_step)
 
-    def is_heard(self, optimizer: Optimizer) -> bool:
-        """Tell whether anybody but the session wants to hear of an optimizer's steps. Local."""
+    def has_listeners(self, optimizer: Optimizer) -> bool:
+        """Tell whether a hook that isn't ours, or a profiler, follows an optimizer's steps."""
         return bool(
             optimizer._optimizer_step_pre_hooks
             or optimizer._optimizer_step_post_hooks
@@ -334,13 +336,12 @@ class ScriptOptimizer:
         if getattr(optimizer.zero_grad, "__func__", None) is _PLAIN_ZERO_GRAD:
             # The same, without the profiler's records, that cost several times as much.
             self._plain_zero_grad = partial(_drop_gradients, optimizer)
-        self._direct_step: Callable[[Optimizer], object] | None = None
+        self._has_listeners = optimizer_step.has_listeners
+        self.direct_step: Callable[[Optimizer], object] | None = None
         """Known from the first step on, which a learning-rate scheduler wants to see."""
         # A learning-rate scheduler wraps `step` again, and wants a method for it.
-        self._names["step"] = MethodType(self._step_around(optimizer.step), optimizer)
-        parameters = _parameters(optimizer)
-        checks = [n for n in _GRAPH_CHECKS if hasattr(optimizer, n)]
-        self._left_out = checks if all(p.is_cpu for p in parameters) else []
+        self._names["step"] = MethodType(self._step_around(optimizer), optimizer)
+        self._left_out = _graph_checks(optimizer)
         self._names.update(dict.fromkeys(self._left_out, _nothing))
         self._zero_grad = MethodType(self._zero_around(optimizer.zero_grad), optimizer)
         self._names["zero_grad"] = self._zero_grad
@@ -359,18 +360,20 @@ class ScriptOptimizer:
         now: Callable[..., None] = self._names["zero_grad"]
         return self._plain_zero_grad if now is self._zero_grad else now
 
-    def _step_around(self, plain: Callable[..., object]) -> Callable[..., object]:
-        direct = _without_record(plain)
+    def _step_around(self, optimizer: Optimizer) -> Callable[..., object]:
+        plain: Callable[..., object] = optimizer.step
+        has_listeners = self._has_listeners
+        recordless = _without_record(optimizer)
 
         @wraps(plain)
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
             if self._optimizer_step is None:
                 return plain(*args, **kwargs)
             if self._optimizer_step.is_updating:
-                if self._direct_step is not None and not self._optimizer_step.is_heard(optimizer):
-                    return self._direct_step(optimizer)
-                self._direct_step = direct
-                return plain(*args, **kwargs)
+                direct, self.direct_step = self.direct_step, recordless
+                if direct is None or args or kwargs or has_listeners(optimizer):
+                    return plain(*args, **kwargs)
+                return direct(optimizer)
             if args or kwargs:
                 raise UsageError(
                     f"{type(optimizer).__name__}.step(closure): a session runs each forward and "
@@ -426,18 +429,30 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _without_record(step: Callable[..., object]) -> Callable[[Optimizer], object] | None:
+def _without_record(optimizer: Optimizer) -> Callable[[Optimizer], object] | None:
     """Give an optimizer's step without the hooks and the profiler's record around it.
 
     Beside a training, with cold caches, that record costs 0.1 ms. None where the step isn't that of
-    its class, but for a learning-rate scheduler's note of it.
+    its class as PyTorch has wrapped it, but for a learning-rate scheduler's note of it.
     """
-    function = getattr(step, "__func__", None)
-    if hasattr(function, "_wrapped_by_lr_sched"):
-        function = getattr(function, "__wrapped__", None)
-    if function is not getattr(type(getattr(step, "__self__", None)), "step", None):
-        return None
-    return getattr(function, "__wrapped__", None) if hasattr(function, "hooked") else None
+    step: object = optimizer.step
+    own = type(optimizer).step
+    if hasattr(step, "_wrapped_by_lr_sched") and not hasattr(step, "__self__"):
+        function = getattr(step, "__wrapped__", None)
+    else:
+        is_bound = getattr(step, "__self__", None) is optimizer
+        function = getattr(step, "__func__", None) if is_bound else None
+    is_recorded = getattr(own, "__code__", None) is _RECORD and function is own
+    return getattr(own, "__wrapped__", None) if is_recorded else None
+
+
+def _graph_checks(optimizer: Optimizer) -> list[str]:
+    """Name PyTorch's questions about graphs of GPUs that an optimizer of the CPU can leave out."""
+    parameters, kind = _parameters(optimizer), type(optimizer)
+    if not parameters or not all(parameter.is_cpu for parameter in parameters):
+        return []
+    known = [name for name in _GRAPH_CHECKS if hasattr(Optimizer, name)]
+    return [name for name in known if getattr(kind, name) is getattr(Optimizer, name)]
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ import torch
 from paceline.distributed.allocator import keep_freed_memory
 from paceline.distributed.cpu_threads import bind_near_gpu, share_cores
 from paceline.distributed.device import pick_device, resolve_backend
-from paceline.distributed.environment import ask_driver, current_placement
+from paceline.distributed.environment import current_placement
 from paceline.distributed.group import Group, joined
 from paceline.errors import InterruptedTraining, StorageError
 from paceline.files import storing, write_json
@@ -135,7 +135,6 @@ def _train(session: Session, job: Job, request: TrainRequest) -> str:
 def set_up_torch(config: TrainConfig) -> None:
     """Set what is global in a worker: threads, memory, which kernels it takes."""
     keep_freed_memory()
-    ask_driver()
     is_pinned = config.data.shards is not None
     if is_pinned:
         pin(config.launch.threads)

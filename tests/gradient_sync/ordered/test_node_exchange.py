@@ -1,6 +1,8 @@
 """The ordered sum in the memory of nodes: what the words between workers have to get right."""
 
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
+from paceline.distributed.node_memory import NodeMemory
 from paceline.errors import InfrastructureError, JobError
+from paceline.gradient_sync.buckets import lay_out
 from paceline.gradient_sync.ordered import exchange as exchanging
 from paceline.gradient_sync.ordered.exchange import Exchange
 from paceline.gradient_sync.ordered.node_exchange import NodeExchange, _pool
@@ -113,6 +117,25 @@ def test_nodes_sum_in_their_memory_and_exchange_what_they_come_to(
     owners = min(sizes)
     wanted = [(place < owners, owners * len(sizes)) for size in sizes for place in range(size)]
     assert run_ranks(sum(sizes), body) == wanted
+
+
+def test_a_worker_doesnt_wait_for_itself() -> None:
+    """Where it has seen that all others are ready before it is."""
+    memories = [
+        NodeMemory(rank, [range(2)], {1 - rank: end}, timeout_s=1.0)
+        for rank, end in enumerate(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    ]
+    exchanges = [NodeExchange(memory, 2) for memory in memories]
+    layouts = [lay_out([nn.Parameter(torch.zeros(100))], [0], 1 << 20, 2, 2) for _ in memories]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(NodeExchange.prepare, exchanges, layouts))
+    exchanges[1].send(layouts[1].buckets[0], layouts[1])
+    exchanges[0]._receive([1])
+    exchanges[0].send(layouts[0].buckets[0], layouts[0])
+    exchanges[1].release()
+    with pytest.raises(InfrastructureError, match="rank 1 has ended"):
+        exchanges[0].finish(0)
+    exchanges[0].release()
 
 
 @pytest.mark.ranks

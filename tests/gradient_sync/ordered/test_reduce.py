@@ -353,6 +353,26 @@ def test_a_step_that_was_left_early_leaves_nothing_behind(workers: int) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("workers", [1, 2])
+def test_gradients_that_were_there_before_a_shard_dont_count(workers: int) -> None:
+    """As a script sets them by hand, where autograd runs no hook."""
+
+    def body(group: Group) -> None:
+        model = fresh_net()
+        ordered, wanted = OrderedSum(group, 4), expected_sums(model, 4)
+
+        def loss(net: nn.Module, shard: int) -> Tensor:
+            for parameter in net.parameters():
+                parameter.grad = torch.full_like(parameter, 100.0)
+            return loss_of(net, shard)
+
+        for _ in range(3):
+            run_step(ordered, model, loss)
+            assert_same_bits(gradients_of(dict(model.named_parameters())), wanted)
+
+    run_ranks(workers, body)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_released_parameters_are_anyones(workers: int) -> None:
     def body(group: Group) -> None:
         model = fresh_net()

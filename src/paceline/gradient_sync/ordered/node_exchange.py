@@ -148,6 +148,7 @@ class NodeExchange:
     def send(self, bucket: Bucket, _layout: Layout) -> None:
         """Announce that a bucket's sums can be read. Collective, but doesn't block."""
         self._waiting.append(self._sums[bucket])
+        self._ready[self.rank] += 1
         self._memory.post(_ONE_READY)
 
     def poll(self) -> None:
@@ -265,7 +266,6 @@ class NodeExchange:
                 else:
                     self._outcomes[rank].append(message == _SOME_FAILED)
         # Add up each bucket that all workers of the node have started.
-        self._ready[self.rank] = len(self._waiting)
         while self._waiting and min(self._ready.values()) > 0:
             self._ready = {rank: ready - 1 for rank, ready in self._ready.items()}
             self._add_up(self._waiting.popleft())

@@ -98,14 +98,16 @@ class OrderedSum:
         Collective where what is trained has changed.
 
         Args:
-            parameters: All of them by name, frozen ones too; the same on every worker.
+            parameters: All of them by name, frozen ones too; the same on every worker. Not to be
+                changed in place.
         """
         # Another model, or another set of trained parameters, needs other buckets.
         if parameters is not self._given:
-            self._given, every = parameters, list(parameters.values())
+            every = list(parameters.values())
             if len(every) != len(self._every) or not all(map(is_, every, self._every)):
                 self._forget()
                 self._every = every
+            self._given = parameters
         now = are_trained(self._every)
         if now != self._trained or self._layout is None:
             self._take(now, parameters)
@@ -133,9 +135,8 @@ class OrderedSum:
         """
         assert shard == self._next, (shard, self._next)
         self._check_nothing_came()
-        # Further backward passes of the same shard (micro-batches) add to what is there; for its
-        # first one nothing is, unless something came since the step has begun.
-        if not self._is_open and (self._arrivals or shard > self.own_shards.start):
+        # Further backward passes of the same shard (micro-batches) add to what is there.
+        if not self._is_open:
             set_gradients(self._parameters)
         self._is_open, self._is_packing = True, last
         self._arrivals.clear()
@@ -232,7 +233,7 @@ class OrderedSum:
         self._arrivals.release()
         for layout in self._layouts.values():
             layout.free()
-        self._every, self._layouts, self._layout = [], {}, None
+        self._given, self._every, self._layouts, self._layout = {}, [], {}, None
         if self._exchange is not None:
             self._exchange.reset()
 

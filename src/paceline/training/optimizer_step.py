@@ -370,10 +370,11 @@ class ScriptOptimizer:
             if self._optimizer_step is None:
                 return plain(*args, **kwargs)
             if self._optimizer_step.is_updating:
-                direct, self.direct_step = self.direct_step, recordless
-                if direct is None or args or kwargs or has_listeners(optimizer):
-                    return plain(*args, **kwargs)
-                return direct(optimizer)
+                direct = self.direct_step
+                if direct and not (args or kwargs or has_listeners(optimizer)):
+                    return direct(optimizer)
+                self.direct_step = recordless
+                return plain(*args, **kwargs)
             if args or kwargs:
                 raise UsageError(
                     f"{type(optimizer).__name__}.step(closure): a session runs each forward and "

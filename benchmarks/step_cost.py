@@ -45,8 +45,8 @@ SHORT, LONG = 5, 15
 
 OPCODES_PER_STEP = 175
 """Python opcodes a step beyond the hand-written loop's; about 20 ns each, several times as much
-behind a convolution, which has emptied the caches. The loop by hand has some 360 for what
-`zero_grad` records for the profiler. Counted with CPython
+behind a convolution, which has emptied the caches. The loop by hand has hundreds for what
+`zero_grad` and an optimizer's step record for the profiler. Counted with CPython
 3.11; the budget leaves some room, since its versions differ by a few percent. About 40 of them note
 which collective a worker is in, so that a hang can be told from outside its interpreter; about 15
 look for weights of losses, and for batches without a backward pass."""
@@ -55,7 +55,8 @@ OPCODES_PER_AGREEMENT = 1560
 the time of the steps and tell waiting for others from communication, about 55 compare what steps
 the workers have taken."""
 OPERATORS_PER_STEP = -2
-"""Two of ours, see below, and not the two by which `zero_grad` marks itself for the profiler."""
+"""Two of ours, see below, and not the four by which `zero_grad` and an optimizer's step mark
+themselves for the profiler."""
 PURPOSES = {
     "aten.detach": "loss and scores: kept without their graph, counted at the next agreement",
 }

@@ -48,7 +48,6 @@ NUMERIC_PREFIXES = (
 """What others of them begin with: those of ROCm's libraries, of which each version has its own."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What thread pools read while they are imported, NumPy's as well."""
-NVML_VARIABLE = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PINNED_VARIABLE = "PACELINE_PINNED_THREADS"
 """With how many CPU threads this process has run from the script's first line, where settled."""
 STORE_VARIABLE = "PACELINE_STORE"
@@ -255,12 +254,8 @@ def current_variables() -> dict[str, str]:
 @contextmanager
 def without_agent_store() -> Iterator[None]:
     """Have processes that are started in this block keep a store of their own, as torch does."""
-    kept = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    try:
+    with _without("TORCHELASTIC_USE_AGENT_STORE"):
         yield
-    finally:
-        if kept is not None:
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
 
 
 @contextmanager
@@ -269,12 +264,18 @@ def gpus_asked_of_driver() -> Iterator[None]:
 
     PyTorch's optimizers ask in every step, and without a GPU NVML takes 0.3 ms for its answer.
     """
-    kept = os.environ.pop(NVML_VARIABLE, None)
+    with _without("PYTORCH_NVML_BASED_CUDA_CHECK"):
+        yield
+
+
+@contextmanager
+def _without(variable: str) -> Iterator[None]:
+    kept = os.environ.pop(variable, None)
     try:
         yield
     finally:
         if kept is not None:
-            os.environ[NVML_VARIABLE] = kept
+            os.environ[variable] = kept
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

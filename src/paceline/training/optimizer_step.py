@@ -336,7 +336,6 @@ class ScriptOptimizer:
         if getattr(optimizer.zero_grad, "__func__", None) is _PLAIN_ZERO_GRAD:
             # The same, without the profiler's records, that cost several times as much.
             self._plain_zero_grad = partial(_drop_gradients, optimizer)
-        self._has_listeners = optimizer_step.has_listeners
         self.direct_step: Callable[[Optimizer], object] | None = None
         """Known from the first step on, which a learning-rate scheduler wants to see."""
         # A learning-rate scheduler wraps `step` again, and wants a method for it.
@@ -362,16 +361,16 @@ class ScriptOptimizer:
 
     def _step_around(self, optimizer: Optimizer) -> Callable[..., object]:
         plain: Callable[..., object] = optimizer.step
-        has_listeners = self._has_listeners
         recordless = _without_record(optimizer)
 
         @wraps(plain)
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
-            if self._optimizer_step is None:
+            ours = self._optimizer_step
+            if ours is None:
                 return plain(*args, **kwargs)
-            if self._optimizer_step.is_updating:
+            if ours.is_updating:
                 direct = self.direct_step
-                if direct and not (args or kwargs or has_listeners(optimizer)):
+                if direct and not (args or kwargs or ours.has_listeners(optimizer)):
                     return direct(optimizer)
                 self.direct_step = recordless
                 return plain(*args, **kwargs)

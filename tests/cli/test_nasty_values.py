@@ -12,8 +12,6 @@ from paceline.cli.cluster_submit import (
     take_cluster_choice,
 )
 from paceline.cli.commands.aws import _OPTIONS as AWS_OPTIONS
-from paceline.cli.commands.pack import _OPTIONS as PACK_OPTIONS
-from paceline.data.options import PackOptions
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.registry import launchers
 from paceline.options.command_line import flag, read_options
@@ -57,7 +55,6 @@ _TAKERS: Mapping[str, tuple[Sequence[OptionField], Callable[[Given], object]]] =
     "scale": (option_fields(ScaleOptions, ""), _made(ScaleOptions)),
     "tune": (option_fields(TuneOptions, ""), _made(TuneOptions)),
     "predict": (option_fields(PredictOptions, ""), _made(PredictOptions)),
-    "pack": (PACK_OPTIONS, _made(PackOptions)),
     "aws": (
         [*{o.name: o for own in AWS_OPTIONS.values() for o in own}.values()],
         _made(ClusterPlace, NodeOptions, NetworkOptions, AskOptions),

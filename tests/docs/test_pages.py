@@ -24,7 +24,6 @@ from paceline.cli.commands import (
     evaluate,
     export,
     label,
-    pack,
     predict,
     preview,
     report,
@@ -183,7 +182,7 @@ pytest, and what stands for others."""
 def test_flags_exist(page: Path) -> None:
     arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
     more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
-    more += [*preview._OPTIONS, *pack._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
+    more += [*preview._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
     more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
     more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
     more += report._OPTIONS

@@ -51,7 +51,6 @@ COMMANDS: Mapping[str, Command] = {
     "predict": Command(_PROVE, "Predict how a training would scale on hosts not yet there."),
     "doctor": Command(_PROVE, "Find what would stop or slow a training.", True),
     "preview": Command(_PREPARE, "Draw what a recipe trains on, as pictures."),
-    "pack": Command(_PREPARE, "Pack an image folder, to be read at memory speed."),
     "aws": Command(_PREPARE, "Make nodes on AWS to train on, and delete them again."),
 }
 """Those of every day first, by headings."""

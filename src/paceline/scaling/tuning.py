@@ -249,8 +249,7 @@ def advise_on_data(facts: Facts) -> str | None:
     most = 1 / (1 - min(facts.waits_for_data, 0.99))
     return (
         f"Steps wait for their batch for {show_whole_percent(facts.waits_for_data)} of their "
-        f"time: at most {most:.2f} times as fast if it were ready. `paceline pack` spares decoding "
-        "a folder of images, and augmentation by batches changing samples one by one"
+        f"time: at most {most:.2f} times as fast if it were ready."
     )
 
 

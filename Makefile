@@ -18,7 +18,7 @@ help:
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
 	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
 	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20; QUICK=1: tiny sizes; RESUME=1: the rest)'
-	@echo 'make check    format, lint, types, import order, spelling, cost of a step'
+	@echo 'make check    format, lint, types, import order, spelling'
 	@echo 'make docs     build the documentation and an API reference as a site in build/site'
 	@echo 'make install  set up .venv'
 	@echo 'make format   format the code'
@@ -63,7 +63,6 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell $(CODE) README.md CHANGELOG.md
-	$(BIN)/python -m benchmarks.step_cost --check
 
 format: install
 	$(BIN)/ruff format $(CODE)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.counting import collectives_so_far
 from paceline.distributed.group import Group
 from paceline.distributed.node_rows import NodeRows, rows_in_memory
 from paceline.errors import InfrastructureError
 from paceline.launch.errors.mismatch import is_mismatch
+from tests.support.collectives import collectives_so_far
 from tests.support.nodes import on_nodes
 from tests.support.ranks import run_ranks
 

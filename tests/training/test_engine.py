@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from benchmarks.counting import collectives_so_far
 from paceline.data.augment import RandomFlip
 from paceline.data.imagefolder import ImageFolder, load_image_folder
 from paceline.data.order import epoch_order
@@ -26,6 +25,7 @@ from paceline.training.rng import seed_everything
 from paceline.training.snapshots import manager
 from paceline.training.status_exchange import StopFlag
 from tests.launch.waiting import until
+from tests.support.collectives import collectives_so_far
 from tests.support.image_files import write_image_folder
 from tests.support.ranks import RankError, run_ranks
 from tests.support.sessions import (

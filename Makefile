@@ -10,13 +10,12 @@ JOBS ?= 3
 MINUTES ?= 20
 CODE := src tests benchmarks docs examples
 
-.PHONY: help install demo test test-all mutants gpu check format docs clean
+.PHONY: help install demo test test-all gpu check format docs clean
 
 help:
 	@echo 'make demo     train the embedded default on 2 workers to its target'
 	@echo 'make test     run the core of the tests, in minutes (TESTS=tests/optim for a part)'
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
-	@echo 'make mutants  put small faults into a copy of the source: do the tests notice? (TOUCHED=HEAD~1)'
 	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20; QUICK=1: tiny sizes; RESUME=1: the rest)'
 	@echo 'make check    format, lint, types, import order, spelling'
 	@echo 'make docs     build the documentation and an API reference as a site in build/site'
@@ -50,9 +49,6 @@ test: install
 
 test-all: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 25 $(TESTS)
-
-mutants: install
-	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(if $(TOUCHED),--touched $(TOUCHED))
 
 gpu: install
 	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES) $(if $(QUICK),--quick) $(if $(RESUME),--resume)

@@ -18,7 +18,6 @@ from paceline.launch.process_tree import spare_children_our_garbage
 from paceline.launch.scratch import own_directory
 from tests.launch.waiting import PATIENCE
 from tests.support.leaks import find_leaks, look_around
-from tests.support.passed import leave_out_passed, note_passed
 from tests.support.tiers import sort_into_tiers
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -44,16 +43,9 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test with its tier; what has passed before is left out."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test with its tier."""
     sort_into_tiers(items)
-    leave_out_passed(config, items)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note what has passed, once: workers of xdist report to the process that started them."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        note_passed(report)
 
 
 @pytest.fixture(autouse=True)

@@ -161,6 +161,7 @@ def test_a_sender_that_fails_leaves_nothing(source: SnapshotStore, target: Snaps
     assert list(target.directory.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probed", [True, False])
 def test_a_full_disk(
     source: SnapshotStore,

@@ -267,6 +267,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(where)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probed", [True, False])
 def test_a_full_disk_is_survived(
     small_disk: Path, make_snapshot: MakeSnapshot, monkeypatch: pytest.MonkeyPatch, probed: bool

@@ -1,6 +1,5 @@
 import ctypes.util
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from paceline.distributed.system_gpus import (
     read_utilization,
     show_cores,
 )
+from tests.support.needs import COMPILER, need
 
 NVIDIA = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC: 12"
@@ -71,11 +71,11 @@ def test_how_busy_amds_driver_says_a_gpu_is(tmp_path: Path) -> None:
     assert read_utilization(ADDRESS, tmp_path, library="libno-such.so") is None
 
 
+@pytest.mark.slow
 def test_how_busy_nvidias_driver_says_a_gpu_is(tmp_path: Path) -> None:
-    if (compiler := shutil.which("cc")) is None:
-        pytest.skip("needs a C compiler")
+    need(COMPILER)
     library = tmp_path / "libnvml.so"
-    build = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    build = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
     subprocess.run(build, input=NVML, text=True, check=True)
     read = read_utilization(ADDRESS, tmp_path, str(library))
     assert read is not None

@@ -161,8 +161,6 @@ FOREIGN = (
         "only",
         "compute-s",
         "congestion",
-        "touched",
-        "core",
         "limit-s",
         "list",
         "runs",
@@ -174,8 +172,8 @@ FOREIGN = (
         "instants",
     }
 )
-"""Slurm's, torchrun's, accelerate's (up to their first `_`), those of benchmarks mutants and
-pytest, and what stands for others."""
+"""Slurm's, torchrun's, accelerate's (up to their first `_`), those of benchmarks and pytest,
+and what stands for others."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -57,6 +57,7 @@ def test_a_container_is_told_from_the_machine(tmp_path: Path) -> None:
     assert not in_first_namespace("ipc", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ipc", "pid"])
 def test_a_namespace_of_its_own_is_seen_in_it(kind: str) -> None:
     """Also with a /proc of its own, as containers have, whose NSpid shows nothing of others."""

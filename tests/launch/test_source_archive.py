@@ -30,6 +30,7 @@ def names(directory: Path) -> list[str]:
     return [str(path) for path in code_files(directory)]
 
 
+@pytest.mark.slow
 def test_what_git_ignores_stays_here(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "lib/net.py", "data/big.bin", ".gitignore", "gone.py", "é x.py")
     (tmp_path / ".gitignore").write_text("data/\n*.log\n")

@@ -15,9 +15,9 @@ from paceline.report.page import render_page, write_run_report
 from paceline.report.page_server import FollowedPage, version_of
 from paceline.report.verification import write_verification
 from paceline.results.run_directory import RunDirectory
-from tests.report.browsing import CONTRAST, HINTS, LAYOUT, find_faults, open_file, requested
+from tests.report.browsing import CONTRAST, LAYOUT, find_faults, open_file, requested
 from tests.report.conftest import metrics_row, write_metrics
-from tests.report.screenshots import LONG, RUNS, write_pages
+from tests.report.pages import LONG, RUNS, write_pages
 from tests.report.test_page_server import serving
 from tests.report.test_verification import FINDING, FOUND, RESUMED
 
@@ -27,14 +27,6 @@ MakeRun = Callable[..., RunDirectory]
 
 def open_page(browser: Chrome, run: RunDirectory, *, width: int, scheme: str = "light") -> None:
     open_file(browser, write_run_report(run), width=width, scheme=scheme)
-
-
-def failed_run(make_run: MakeRun) -> RunDirectory:
-    run = make_run(because=None)
-    long_line = "x" * 400
-    record = {"kind": "job", "message": long_line, "traceback": long_line, "host": "h" * 80}
-    (run.logs / "failure-rank-0.json").write_text(json.dumps(record))
-    return run
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -47,17 +39,6 @@ def test_nothing_is_fetched_and_nothing_is_complained_about(
     urls = [url for url in requested(browser) if not url.startswith("data:")]
     assert urls == [run.report_html.as_uri()]
     assert browser.get_log("browser") == []
-
-
-@pytest.mark.parametrize("width", [320, 360, 768, 1200])
-@pytest.mark.parametrize("failed", [False, True])
-def test_no_horizontal_overflow(
-    browser: Chrome, make_run: MakeRun, width: int, failed: bool
-) -> None:
-    open_page(browser, failed_run(make_run) if failed else make_run(), width=width)
-    script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-    needed, there = browser.execute_script(script)
-    assert needed <= there <= width  # A scroll bar at the side may take some.
 
 
 def test_curves_are_drawn_at_a_readable_size(browser: Chrome, make_run: MakeRun) -> None:
@@ -103,16 +84,6 @@ def test_curves_change_colour_in_the_dark(browser: Chrome, make_run: MakeRun) ->
         strokes.append(set(browser.execute_script(script)))
     assert len(strokes[0]) > 3
     assert strokes[0] & strokes[1] <= {"none"}
-
-
-def test_headings_tables_and_pictures_are_named(browser: Chrome, make_run: MakeRun) -> None:
-    open_page(browser, make_run(), width=1200)
-    assert "digits" in browser.title
-    script = """return {
-        lang: document.documentElement.lang,
-        h1: document.querySelectorAll('h1').length,
-        unnamed: document.querySelectorAll('svg:not([aria-label]), th:not([scope])').length}"""
-    assert browser.execute_script(script) == {"lang": "en", "h1": 1, "unnamed": 0}
 
 
 def test_print_shows_the_folded_parts(browser: Chrome, make_run: MakeRun) -> None:
@@ -195,17 +166,6 @@ def test_what_is_wrong_with_a_page_is_found(browser: Chrome, tmp_path: Path) -> 
         "contrast below 4.5",
         "complaints",
     ]
-
-
-@pytest.mark.parametrize("name", [*RUNS, "index", "compare", "study"])
-def test_wide_tables_say_so_on_a_phone(
-    browser: Chrome, pages: Mapping[str, Path], name: str
-) -> None:
-    open_file(browser, pages[name], width=390)
-    assert browser.execute_script(HINTS) == []
-    open_file(browser, pages[name], width=1200)
-    shown = "return [...document.querySelectorAll('.swipe')].map(p => getComputedStyle(p).display)"
-    assert set(browser.execute_script(shown)) <= {"none"}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

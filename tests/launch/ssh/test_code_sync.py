@@ -86,6 +86,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("near")
 def test_code_is_made_the_same_and_runs_are_left_alone(tmp_path: Path, home: Path) -> None:
     here, there = tmp_path / "here", home / "paceline/my code"
@@ -109,6 +110,7 @@ def test_code_is_made_the_same_and_runs_are_left_alone(tmp_path: Path, home: Pat
     assert files_in(mine) == {"precious", "a.py", "new/b.py", ".gitignore"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("near")
 def test_a_copy_that_fails_is_explained(tmp_path: Path, home: Path) -> None:
     with pytest.raises(InfrastructureError, match="nowhere: nothing listens at its ssh port"):

@@ -47,6 +47,7 @@ def test_the_hostfile_is_one() -> None:
     assert second.name == second.address == "10.77.0.6"
 
 
+@pytest.mark.slow
 def test_ssh_reads_the_configuration(tmp_path: Path) -> None:
     need(SSH)
     known, key = tmp_path / "50% known", tmp_path / "my key"
@@ -86,6 +87,7 @@ CONSOLE = """[   12.3] cloud-init[987]: something
 login: """
 
 
+@pytest.mark.slow
 def test_host_keys_are_read_from_a_console(tmp_path: Path) -> None:
     need(SSH)
     subprocess.run(

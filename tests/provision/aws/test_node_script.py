@@ -55,6 +55,7 @@ def test_the_kernel_gives_the_ports_that_are_let_through(tmp_path: Path) -> None
     assert f"sysctl -p {settings}" in ran
 
 
+@pytest.mark.slow
 def test_systemd_takes_the_point_in_time(tmp_path: Path) -> None:
     need(SYSTEMD)
     run_script(tmp_path)

@@ -25,6 +25,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_commit_and_whether_anything_differs_from_it(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,21 +1,12 @@
-"""Screenshots of the pages in Chromium, to be looked at: `python -m tests.report.screenshots DIR`.
+"""A page of each kind: finished, running and failed runs, a study, a list of runs, a comparison."""
 
-Each kind of run, a study, a list of runs and a comparison, at 1200 and 390 pixels, light and dark;
-what is wrong with the layout, if anything, is printed.
-"""
-
-import base64
 import csv
 import json
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-
-from selenium.webdriver import Chrome
 
 from paceline.report.page import write_run_report
 from paceline.report.runs.comparison import choose_runs, compare
@@ -24,11 +15,9 @@ from paceline.report.runs.pages import write_comparison, write_index
 from paceline.report.scaling.page import write_scaling_report
 from paceline.results.confusion import Confusion
 from paceline.results.run_directory import RunDirectory
-from tests.report.browsing import find_faults, open_file, start_browser
 from tests.report.conftest import write_run
 
 GOLDEN = Path(__file__).parent.parent / "results" / "golden"
-WIDTHS, SCHEMES = (1200, 390), ("light", "dark")
 NASTY = '<b>run</b> & "co" {{ 7 * 7 }} \u202efdp.exe </script><script>alert(1)</script>'
 LONG = "a-name-without-any-space-" * 8
 
@@ -145,39 +134,3 @@ def write_pages(scratch: Path) -> Iterator[Mapping[str, Path]]:
         shutil.copytree(GOLDEN / "study", scratch / "study")
         pages["study"] = write_scaling_report(scratch / "study")
         yield pages
-
-
-def capture(browser: Chrome, file: Path) -> None:
-    """Take a picture of the page that is open, all of its height."""
-    area = {"captureBeyondViewport": True, "format": "png"}
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", area)
-    file.write_bytes(base64.b64decode(shot["data"]))
-
-
-def main() -> int:
-    """Write a PNG for each page, width and scheme into the directory that is named.
-
-    Returns:
-        The exit code: 1 where a page has a fault.
-    """
-    faults = 0
-    target = Path(sys.argv[1])
-    target.mkdir(parents=True, exist_ok=True)
-    wanted = sys.argv[2:]
-    with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        with start_browser(place / "profile") as browser, write_pages(place) as pages:
-            for name in [name for name in pages if not wanted or name in wanted]:
-                for width in WIDTHS:
-                    for scheme in SCHEMES:
-                        open_file(browser, pages[name], width=width, scheme=scheme)
-                        for fault in find_faults(browser, width):
-                            faults += 1
-                            print(f"{name}, {width} pixels, {scheme}: {fault}", flush=True)
-                        capture(browser, target / f"{name}-{width}-{scheme}.png")
-
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -221,6 +221,26 @@ WRONG = {
 }
 
 
+def test_a_run_directory_that_the_script_names(paceline: Paceline, tmp_path: Path) -> None:
+    own = session_with("loader_workers=0, run_dir='runs/mine', resume=sys.argv[1] == 'yes'")
+    write_script(tmp_path, run=own.replace("main(s)", "main(s, epochs=1)"))
+    words = ("run", "own.py", "--workers", "2", "--")
+    none = paceline.run(*words, "yes")
+    assert none.code == 2
+    assert "there is no training in" in none.err
+    assert not (tmp_path / "runs").exists()
+    first = paceline.run(*words, "no")
+    assert first.code == 0, first.err
+    assert first.out.count("epoch 0 accuracy") == 1
+    assert [run.name for run in (tmp_path / "runs").iterdir()] == ["mine"]
+    assert "epoch 0 accuracy" in (tmp_path / "runs" / "mine" / "logs" / "rank-0.log").read_text()
+    assert summary(tmp_path / "runs" / "mine")["steps"] == 7
+    second = paceline.run(*words, "no")
+    assert second.code == 2
+    assert "already holds a training" in second.err
+    assert paceline.run(*words, "yes").code == 0
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.core_cases(2)
 def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path: Path) -> None:

@@ -1,22 +1,22 @@
 """The pages for users of other tools: their words are found again, and what is shown is so."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # optimizers import it: once here rather than in every worker
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-import paceline
 from paceline.optim.schedule import scaled_lr
 from paceline.recipes.registry import BUILT_IN
 from paceline.training.config import TrainConfig
 from paceline.training.recipe import load_recipe
+from tests.cli.conftest import Paceline
 from tests.docs.pages import COMING_FROM, Block, blocks, inline_code, rows
+from tests.script.scripts import plain
 
 pytestmark = pytest.mark.xdist_group("pages")
 
@@ -307,40 +307,45 @@ def test_their_lines_are_python(block: Block) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("block", OURS, ids=lambda block: block.page.stem)
 @pytest.mark.slow
-def test_our_lines_train_on_one_worker_and_on_two(
-    block: Block, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    losses = []
-    for workers in (1, 2):
-        place = tmp_path / str(workers)
-        place.mkdir()
-        paceline.launch(run_in, workers=workers, directory=str(place), text=block.text)
-        (summary,) = place.glob("*/*/summary.json")
-        ended = json.loads(summary.read_text())
-        assert (ended["stopped_because"], ended["world_size"]) == ("epochs", workers)
-        assert ended["val_samples"] == 21
-        losses.append(ended["train_loss"])
+def test_our_lines_train_as_the_page_starts_them(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(READERS_OWN + block.text)
+    alone = plain(tmp_path / "train.py")
+    assert alone.returncode == 0, alone.stderr
+    losses = [ended(tmp_path, 1)]
+    done = Paceline(tmp_path).run("run", "train.py", "--workers", "2")
+    assert done.code == 0, done.err
+    losses.append(ended(tmp_path, 2))
     assert losses[0] == pytest.approx(losses[1], rel=0.02)  # one page trains in bf16
-    capfd.readouterr()
 
 
-def run_in(directory: str, text: str) -> None:
-    """Run a page's lines in a worker; `Net`, `train_set` and `test_set` are the reader's own."""
-    import os
-    import sys
+def ended(directory: Path, workers: int) -> float:
+    """Check how the only training of a directory ended, and remove it; returns its loss."""
+    (path,) = directory.glob("*/*/summary.json")
+    summary = json.loads(path.read_text())
+    assert (summary["stopped_because"], summary["world_size"]) == ("epochs", workers)
+    assert summary["val_samples"] == 21
+    shutil.rmtree(path.parent)
+    return float(summary["train_loss"])
 
-    os.chdir(directory)
-    sys.argv = ["train.py"]
-    torch.manual_seed(0)
-    data = torch.Generator().manual_seed(1)
 
-    def points(count: int) -> TensorDataset:
-        return TensorDataset(
-            torch.randn(count, 4, generator=data), torch.randint(3, (count,), generator=data)
-        )
+READERS_OWN = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))
+torch.manual_seed(0)
+data = torch.Generator().manual_seed(1)
 
-    own = {"Net": net, "train_set": points(101), "test_set": points(21), "__name__": "__main__"}
-    exec(compile(text, "train.py", "exec"), own)
+
+def points(count):
+    inputs = torch.randn(count, 4, generator=data)
+    return TensorDataset(inputs, torch.randint(3, (count,), generator=data))
+
+
+def Net():
+    return nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))
+
+
+train_set, test_set = points(101), points(21)
+"""
+"""What a page takes for the reader's own."""

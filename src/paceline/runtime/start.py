@@ -3,15 +3,23 @@
 import json
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from paceline.distributed.environment import set_variables, thread_variables
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, UsageError
 from paceline.launch.errors.error_records import describe
 from paceline.launch.signals import signals_raised
 from paceline.metrics.tensorboard import require_tensorboard
+from paceline.results.run_directory import RunDirectory
 from paceline.runtime.copying import copied_by, owner
 from paceline.runtime.outcome import announce, announce_end, announce_failure, note_apart
-from paceline.runtime.run_dir_agreement import agree_on_run, find_run, make_run, wait_for
+from paceline.runtime.run_dir_agreement import (
+    agree_on_run,
+    find_run,
+    make_run,
+    wait_for,
+    with_run,
+)
 from paceline.runtime.spec import PRELOAD, Launch
 from paceline.runtime.start_node import start_on_node
 from paceline.runtime.start_ssh import start_on_hosts
@@ -46,6 +54,7 @@ def _start_local(launch: Launch) -> int:
     # Make and own the run directory before anything slow.
     launch = make_run(launch)
     run, place = launch.run, launch.place
+    yields = launch.request.kind == "script" and launch.is_new and not launch.is_named
     tracks = tracked(run, launch.config.metrics, quiet=launch.quiet)
     with run.lock(), run.swept(), copied_by(launch), tracks:
         run.remove_summary()
@@ -55,7 +64,7 @@ def _start_local(launch: Launch) -> int:
                 forkserver.prepare(PRELOAD, place.threads)
                 outcome = launch_local(
                     launch.entry,
-                    launch.request.to_json(),
+                    replace(launch.request, run_dir_yields=yields).to_json(),
                     workers=place.workers,
                     threads=place.threads,
                     policy=launch.config.policy(),
@@ -64,7 +73,16 @@ def _start_local(launch: Launch) -> int:
                 )
         except KeyboardInterrupt:
             return announce_end(run, interrupted=True)
-        return announce(run, outcome, quiet=launch.quiet)
+        named = json.loads(next(iter(outcome.results.values()), "{}"))
+        if "run_dir" not in named or outcome.failures or outcome.interrupted:
+            return announce(run, outcome, quiet=launch.quiet)
+        run.discard()
+    # The script names its run directory: start again in it.
+    own = RunDirectory(Path(named["run_dir"]))
+    if named["resume"] is True and not own.run_json.exists():
+        raise UsageError(f"there is no training in {own.path} to resume")
+    is_new = not (named["resume"] and own.run_json.exists())
+    return start(replace(with_run(launch, own), is_named=True, is_new=is_new))
 
 
 def _start_here(launch: Launch) -> int:

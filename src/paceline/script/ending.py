@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import final
+from typing import Literal, final
 
 from paceline.errors import InterruptedTraining, StorageError, UsageError
 from paceline.options.text import printable
@@ -105,6 +105,14 @@ class OpenSession:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+
+@final
+class RunDirectoryNamed(BaseException):  # not an error, and no script may swallow it
+    """The script names a run directory, and the launcher starts the workers again in it."""
+
+    def __init__(self, run_dir: str, *, resume: bool | Literal["auto"]) -> None:
+        self.run_dir, self.resume = run_dir, resume
 
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]

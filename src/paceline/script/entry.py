@@ -19,7 +19,7 @@ from paceline.distributed.environment import (
 )
 from paceline.errors import InterruptedTraining, JobError
 from paceline.options.text import fitting, print_stderr
-from paceline.script.ending import ended_with_its_block, has_opened
+from paceline.script.ending import RunDirectoryNamed, ended_with_its_block, has_opened
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.rng import seed_before_session
 from paceline.training.worker import set_up_torch
@@ -55,8 +55,9 @@ def run_unseeded(payload: str) -> str:
             reference is the absolute path of a script, or a module's name.
 
     Returns:
-        JSON with `stopped_because`: `signal`, or `script` where it came to its end; and whether it
-        has `met` the others in a process group.
+        JSON with `stopped_because`: `signal`, or `script` where it came to its end; whether it has
+        `met` the others in a process group; and, where it asks to be started again in a run
+        directory that it names, `run_dir` and `resume` as it gives them.
 
     Raises:
         JobError: The script ended itself with an exit code other than 0.
@@ -77,6 +78,8 @@ def run_unseeded(payload: str) -> str:
     try:
         with ended_with_its_block():
             _run_as_main(request)
+    except RunDirectoryNamed as named:
+        return json.dumps({"run_dir": named.run_dir, "resume": named.resume})
     except InterruptedTraining:
         stopped = "signal"
     except SystemExit as error:

@@ -33,7 +33,7 @@ from paceline.runtime.script_options import from_environment, settled
 from paceline.runtime.spec import started_by
 from paceline.runtime.tracking import tracked
 from paceline.runtime.write_report import write_report_apart
-from paceline.script.ending import check_no_other, opened
+from paceline.script.ending import RunDirectoryNamed, check_no_other, opened
 from paceline.script.pinning import pin_from_start
 from paceline.script.settings import SessionSettings
 from paceline.tracking.registry import require_trackers
@@ -83,7 +83,8 @@ def session(
 
     Args:
         run_dir: What the training leaves behind; must be new or empty unless it resumes. By default
-            runs/SCRIPT-TIME.
+            runs/SCRIPT-TIME. Under `paceline run` without `--run-dir`, the workers are started
+            again in it: what stands before this call runs twice.
         resume: Go on with the training in `run_dir`, exactly where it stopped; `"auto"` begins anew
             where there is none.
         settings: Options of training by their Python names, such as `precision="bf16"`,
@@ -97,7 +98,7 @@ def session(
     """
     is_alone = launcher_request() is None
     check_no_other(own_run_dir=is_alone)
-    request = _request(run_dir, cast(Mapping[str, OptionValue], settings))
+    request = _request(run_dir, resume, cast(Mapping[str, OptionValue], settings))
     config = TrainConfig.from_settings(request.settings)
     # Before anything is opened: this may replace the process.
     pin_from_start(config, sys._getframe(1))
@@ -202,8 +203,14 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
     announce(engine, request)
 
 
-def _request(run_dir: str | Path | None, settings: Mapping[str, OptionValue]) -> TrainRequest:
-    """Put together what the script, the command line and the environment say."""
+def _request(
+    run_dir: str | Path | None, resume: Resume, settings: Mapping[str, OptionValue]
+) -> TrainRequest:
+    """Put together what the script, the command line and the environment say.
+
+    Raises:
+        RunDirectoryNamed: The script names the run directory, and the launcher has made one up.
+    """
     # Under `paceline run` the launcher has settled the request; the script's settings are added.
     payload = launcher_request()
     if payload is not None:
@@ -211,6 +218,8 @@ def _request(run_dir: str | Path | None, settings: Mapping[str, OptionValue]) ->
         own = RunDirectory.named(run_dir) if run_dir is not None else None
         watched = bool(ADDED_HOOKS.get())  # it trains elsewhere, and keeps nothing
         if own is not None and not watched and str(own.path) != request.run_dir:
+            if request.run_dir_yields:
+                raise RunDirectoryNamed(str(own.path), resume=resume)
             raise UsageError(
                 f"the script says run_dir={str(run_dir)!r}, and it was started with the run "
                 f"directory {request.run_dir}: leave it out in the script, or give the same one "

@@ -243,6 +243,8 @@ class TrainRequest:
     """The script's own arguments."""
     allowed: tuple[str, ...] = ()
     """Options that may differ from those that the training began with."""
+    run_dir_yields: bool = False
+    """Whether the launcher chose `run_dir` and restarts the workers in one that a script names."""
 
     def to_json(self) -> str:
         """Write it as JSON text."""

@@ -47,6 +47,21 @@ def test_a_plain_process_trains_stops_and_goes_on(tmp_path: Path) -> None:
     assert two["samples_seen"] == 162
 
 
+POOL = """
+import multiprocessing
+with paceline.session(device="cpu", loader_workers=0, run_dir="r") as s:
+    main(s, epochs=1)
+    with multiprocessing.Pool(2) as pool:
+        print("squares", pool.map(abs, [-1, -2]))
+"""
+
+
+def test_a_pool_of_processes_behind_the_session_ends(tmp_path: Path) -> None:
+    done = plain(write_script(tmp_path, run=POOL))
+    assert done.returncode == 0, done.stderr
+    assert "squares [1, 2]" in done.stdout
+
+
 ASKS = """
 import os
 asks = lambda: os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")

@@ -27,11 +27,12 @@ def test_a_second_ctrl_c_interrupts_a_process_of_its_own() -> None:
 
 
 @pytest.mark.ranks
-def test_forked_processes_ignore_it() -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 15)])
+def test_a_forked_process_is_ended_by_sigterm_alone(number: signal.Signals, status: int) -> None:
     with stop_on_signals(under_launcher=True) as flag:
         child = os.fork()
         if child == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             os._exit(0 if flag.name is None else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert os.waitpid(child, 0)[1] == status
         assert flag.name is None

@@ -59,8 +59,11 @@ class StopFlag:
         """What sets it."""
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. Forked loader processes inherit the handler and must not act on it."""
+        """Handle a signal. Forked processes inherit the handler: Ctrl-C is for the worker alone."""
         if os.getpid() != self._process:
+            if number == signal.SIGTERM:  # as multiprocessing ends a process: has the usual effect
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
         if self.name is not None and number == signal.SIGINT and not self._under_launcher:
             raise KeyboardInterrupt

@@ -11,11 +11,11 @@ import pytest
 
 from paceline.cli import scale_options
 from paceline.cli.app import main
-from paceline.cli.commands import tune, verify
+from paceline.cli.commands import verify
 from paceline.errors import ExitCode
 from paceline.options.command_line import INTERNAL_VARIABLES, read_options
 from paceline.options.config_file import CONFIG
-from paceline.scaling.commands import idle_without, without_idle
+from paceline.scaling.commands import idle_without_training, without_idle
 from paceline.training.config import training_options
 
 _GOLDEN = Path(__file__).parents[1] / "results" / "golden" / "run" / "run.json"
@@ -92,7 +92,6 @@ def test_settings_of_a_script(
 _OTHERS = {
     "verify": lambda words: verify._read(words).training.recipe,
     "scale": lambda words: scale_options.read(words).commands.target,
-    "tune": lambda words: tune._read(words).target.name,
 }
 
 
@@ -132,9 +131,7 @@ def test_a_file_names_the_recipe_for_other_commands_as_well(
     assert "job.toml:1: unknown setting 'epoch'. Did you mean 'epochs'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["scale", "tune"])
 def test_a_file_may_say_how_a_training_combines_gradients(
-    command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -143,15 +140,14 @@ def test_a_file_may_say_how_a_training_combines_gradients(
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text('recipe = "digits"\nsync = "powersgd"\npowersgd-rank = 2\n')
     words = ("--config", "job.toml")
-    assert _OTHERS[command](words) == "digits"
+    assert _OTHERS["scale"](words) == "digits"
     said = capsys.readouterr().err
-    assert f"job.toml:2: sync has no effect on paceline {command}" in said
+    assert "job.toml:2: sync has no effect on paceline scale" in said
     assert "job.toml:3: powersgd-rank has no effect " in said
-    assert main([command, "digits", "--powersgd-rank", "2"]) == ExitCode.USAGE
+    assert main(["scale", "digits", "--powersgd-rank", "2"]) == ExitCode.USAGE
     assert "--powersgd-rank has no effect " in capsys.readouterr().err
-    if command == "scale":
-        asked = scale_options.read((*words, "--methods", "allreduce,powersgd"))
-        assert asked.commands.methods == {"powersgd_rank": 2}
+    asked = scale_options.read((*words, "--methods", "allreduce,powersgd"))
+    assert asked.commands.methods == {"powersgd_rank": 2}
 
 
 def test_reading_options_changes_none_that_were_given(tmp_path: Path) -> None:
@@ -159,7 +155,7 @@ def test_reading_options_changes_none_that_were_given(tmp_path: Path) -> None:
     words = ("--config", str(tmp_path / "job.toml"))
     found = read_options("paceline scale", "", words, [CONFIG, *training_options().values()])
     before = dict(found.values)
-    left = without_idle(found, idle_without("--train", found.values, is_script=False))
+    left = without_idle(found, idle_without_training(found.values, is_script=False))
     assert found.values == before
     assert left == {name: value for name, value in before.items() if name != "epochs"}
 
@@ -209,7 +205,7 @@ def test_the_batch_of_a_file_is_that_of_one_worker_where_a_study_scales_it(
         assert "global_batch" not in asked.commands.given or "strong" in words
 
 
-@pytest.mark.parametrize("command", ["resume", "scale", "tune", "verify"])
+@pytest.mark.parametrize("command", ["resume", "scale", "verify"])
 def test_other_commands_read_it_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(_GOLDEN.parent) if command == "resume" else "digits"
     assert main([command, target, "--config", "nowhere.toml"]) == ExitCode.USAGE

@@ -19,7 +19,7 @@ from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.text import printable, shortened
 from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
 from paceline.runtime.spec import Launch
-from paceline.scaling.options import PredictOptions, ScaleOptions, TuneOptions
+from paceline.scaling.options import PredictOptions, ScaleOptions
 from paceline.training.config import TrainConfig, training_options
 
 NASTY = (
@@ -53,7 +53,6 @@ _TAKERS: Mapping[str, tuple[Sequence[OptionField], Callable[[Given], object]]] =
     "training": ([*training_options().values()], TrainConfig.from_settings),
     "elsewhere": (cluster_options(), _elsewhere),
     "scale": (option_fields(ScaleOptions, ""), _made(ScaleOptions)),
-    "tune": (option_fields(TuneOptions, ""), _made(TuneOptions)),
     "predict": (option_fields(PredictOptions, ""), _made(PredictOptions)),
     "aws": (
         [*{o.name: o for own in AWS_OPTIONS.values() for o in own}.values()],

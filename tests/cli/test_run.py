@@ -332,7 +332,7 @@ def test_a_runs_own_file_names_its_script(
     assert verified.code == 0, verified.err
     assert "the same training on 1 and 2 workers, bit for bit" in verified.out
     (tmp_path / "one.py").unlink()
-    for command in ("run", "scale", "tune", "verify"):
+    for command in ("run", "scale", "verify"):
         assert main([command, "--config", "first/run.json"]) == 2
         assert "one.py, the script of first/run.json" in capsys.readouterr().err, command
     recipe = {"kind": "recipe", "recipe": "digits", "settings": {}, "recipe_arguments": {}}

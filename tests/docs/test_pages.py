@@ -32,7 +32,6 @@ from paceline.cli.commands import (
     scale,
     track,
     train,
-    tune,
     verify,
     workers,
 )
@@ -44,7 +43,7 @@ from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
-from paceline.scaling.options import ScaleOptions, TuneOptions
+from paceline.scaling.options import ScaleOptions
 from paceline.training.config import training_options
 from paceline.training.recipe import load_recipe
 from paceline.training.run_record.previous_run import FIXED
@@ -189,7 +188,6 @@ def test_flags_exist(page: Path) -> None:
         *track._OPTIONS,
         *predict._OPTIONS,
         *option_fields(ScaleOptions, ""),
-        *option_fields(TuneOptions, ""),
     ]
     more += cluster_options()
     more += [option for each in aws._OPTIONS.values() for option in each]
@@ -214,7 +212,6 @@ def test_commands_work(
     monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
-    monkeypatch.setattr(tune, "_in_its_directory", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(copy, "_copy", lambda *_: None)  # nor are the stores
     monkeypatch.setattr(copy, "fetch", lambda url, _: (url, RunDirectory.named("runs/first")))

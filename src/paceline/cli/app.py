@@ -47,7 +47,6 @@ COMMANDS: Mapping[str, Command] = {
     "workers": Command(_RUNS, "Show a running training's workers, live.", True),
     "verify": Command(_PROVE, "Prove a training the same on several numbers of workers."),
     "scale": Command(_PROVE, "Measure how a training scales, and why so."),
-    "tune": Command(_PROVE, "Find settings that make a training faster here."),
     "predict": Command(_PROVE, "Predict how a training would scale on hosts not yet there."),
     "doctor": Command(_PROVE, "Find what would stop or slow a training.", True),
     "preview": Command(_PREPARE, "Draw what a recipe trains on, as pictures."),

@@ -18,7 +18,7 @@ from paceline.report.runs.listing import SORT_COLUMNS
 
 Shell = Literal["bash", "zsh", "fish"]
 
-_OF_RECIPES = frozenset({"train", "scale", "tune", "verify", "preview", "doctor"})
+_OF_RECIPES = frozenset({"train", "scale", "verify", "preview", "doctor"})
 """Commands whose first word is a recipe, with arguments of its own."""
 _OF_RUNS = tuple("compare copy evaluate export label report resume track watch workers".split())
 """Commands that take a run by its name below runs/, as well as its directory."""

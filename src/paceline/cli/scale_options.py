@@ -25,7 +25,7 @@ from paceline.scaling.commands import (
     StudyCommands,
     StudyHosts,
     fills,
-    idle_without,
+    idle_without_training,
     usual_method,
     without_idle,
 )
@@ -136,7 +136,7 @@ def _build_request(
     methods = parse_methods(options.methods) or (usual_method(given, settings),)
     idle = dict(idle_of_methods(methods, given))
     if not options.train:
-        idle |= idle_without("--train", given, is_script=target.is_script)
+        idle |= idle_without_training(given, is_script=target.is_script)
     given = without_idle(replace(parsed, values=given), idle)
     workers = parse_workers(options.workers) or usual_workers(_most_workers(hosts, given))
     if not hosts.listed:

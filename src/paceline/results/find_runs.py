@@ -14,7 +14,7 @@ from paceline.options.figures import listed as in_words
 from paceline.results.json_object import read_object
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
 from paceline.results.run_notes import RunNotes
-from paceline.results.study import STUDY_JSON, TUNE_JSON
+from paceline.results.study import STUDY_JSON
 
 MAX_LEVELS, MAX_FOLDERS = 6, 20_000
 """How deep and how far is looked: a folder of data, given by mistake, mustn't take minutes."""
@@ -127,9 +127,8 @@ def is_run(folder: Path) -> bool:
 
 
 def is_of_study(run: Path) -> bool:
-    """Tell whether a run is one that `paceline scale` or `tune` has made."""
-    above = run.parent.parent
-    return (above / STUDY_JSON).exists() or (above / TUNE_JSON).exists()
+    """Tell whether a run is one that `paceline scale` has made."""
+    return (run.parent.parent / STUDY_JSON).exists()
 
 
 def _folders(folder: Path) -> Iterator[Path]:

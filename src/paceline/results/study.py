@@ -25,7 +25,6 @@ from paceline.results.profile import EpochCosts, Spread, StepParts, StepProfile
 
 FORMAT = 1
 STUDY_JSON = "study.json"
-TUNE_JSON = "tune.json"
 Mode = Literal["weak", "strong"]
 
 _MAX_VALUE = 1e15

@@ -43,11 +43,10 @@ _ENDLESS: Mapping[str, OptionValue] = {
 """A measurement ends by its time alone, whatever the recipe says."""
 
 
-def idle_without(option: str, given: Iterable[str], *, is_script: bool) -> Mapping[str, str]:
+def idle_without_training(given: Iterable[str], *, is_script: bool) -> Mapping[str, str]:
     """List options that say when a whole training ends, where none is trained.
 
     Args:
-        option: Which would have whole trainings.
         given: Names of options of the training.
         is_script: It is a script's training, whose epochs may be short.
 
@@ -55,7 +54,7 @@ def idle_without(option: str, given: Iterable[str], *, is_script: bool) -> Mappi
         By name, why it has no effect.
     """
     ends = [name for name in ONLY_TRAINED if not (is_script and name == "epochs")]
-    why = f"has no effect without {option}: a measurement lasts --seconds"
+    why = "has no effect without --train: a measurement lasts --seconds"
     return {name: why for name in given if name in ends}
 
 

@@ -28,11 +28,11 @@ _OTHER_METHOD = (
 )
 
 
-def read_measured(run: RunDirectory, name: str, wall_s: float, method: str | None) -> Measured:
+def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> Measured:
     """Read a measurement that has ended well.
 
     Args:
-        method: The way of combining gradients that was to be measured; None: whatever it is.
+        method: The way of combining gradients that was to be measured.
     """
     try:
         profile = StepProfile.read(run.profile_json)
@@ -42,8 +42,6 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str | Non
         problem = _NO_PROFILE if missing else str(error)
         return Measured(run_dir=name, exit_code=ExitCode.JOB, problem=problem, wall_s=wall_s)
     # A script may have overridden the method: its figures belong to another one.
-    if method is None:
-        method = profile.sync
     if profile.sync != method:
         problem = _OTHER_METHOD.format(own=profile.sync, wanted=method)
         return Measured(run_dir=name, exit_code=ExitCode.USAGE, problem=problem, wall_s=wall_s)

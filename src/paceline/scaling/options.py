@@ -96,39 +96,6 @@ def usual_workers(most: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, most}))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """For how long settings are tried, and where what gains is written."""
-
-    budget: str = "10m"
-    """Time for all trials, such as 90s, 5m or 1h: the longer, the smaller the gains that can be
-    told from chance. Whole trainings of --check-quality come on top."""
-
-    seconds: float = 5.0
-    """Seconds of training in each trial; five steps at least."""
-
-    check_quality: bool = False
-    """Compare whole trainings from three seeds where a faster setting may change the result (bf16,
-    batches cut into pieces): it is taken if its validation loss is as good."""
-
-    output: str = "tuned.toml"
-    """File for the settings that gain, which --config reads."""
-
-    tune_dir: str | None = None
-    """Directory of the trials. Where it holds some of this command already, the others are made.
-    Default: runs/tune-NAME-TIME."""
-
-    def __post_init__(self) -> None:
-        """Check what can be checked alone.
-
-        Raises:
-            UsageError: A value is out of range.
-        """
-        parse_duration_s(self.budget, "--budget")
-        if not 1 <= self.seconds < float("inf"):
-            raise UsageError(f"--seconds must be at least 1, not {self.seconds:g}")
-
-
 PREDICTED: tuple[SyncMethod, ...] = (
     "allreduce",
     "ordered",

@@ -292,9 +292,7 @@ def folder_in(place: Path, name: str) -> Path:
     return directory
 
 
-def read_ended(
-    ended: CommandResult, run: RunDirectory, name: str, method: SyncMethod | None
-) -> Measured:
+def read_ended(ended: CommandResult, run: RunDirectory, name: str, method: SyncMethod) -> Measured:
     """Read what a training has come to that has ended; arguments as for `read_measured`."""
     if ended.problem is None:
         return read_measured(run, name, ended.wall_s, method)

@@ -236,12 +236,6 @@ class Components:
         """Tell whether a model has PyTorch's own SyncBatchNorm: its forward pass is collective."""
         return any(isinstance(layer, nn.SyncBatchNorm) for layer in self.model.modules())
 
-    def have_own_batchnorm(self) -> bool:
-        """Tell whether a worker's BatchNorm takes statistics over nothing but its own batch."""
-        kind, synced = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
-        layers = (layer for model in self.models.values() for layer in model.modules())
-        return any(isinstance(each, kind) and not isinstance(each, synced) for each in layers)
-
     def stateful(self) -> dict[str, Stateful]:
         """Name everything with a state besides models and optimizers."""
         numbered = {f"scheduler-{i}": s for i, s in enumerate(self.schedulers)}

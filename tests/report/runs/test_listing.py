@@ -284,14 +284,11 @@ def test_the_newest_unfinished_run_goes_by_its_newest_start(
     assert newest_unfinished(()) is None
 
 
-@pytest.mark.parametrize("kind", ["study", "tune"])
-def test_a_trial_of_a_study_is_not_the_newest_run(
-    kind: str, make_run: MakeRun, folder: Path
-) -> None:
+def test_a_trial_of_a_study_is_not_the_newest_run(make_run: MakeRun, folder: Path) -> None:
     make_run("mine", ended=None, day=1)
-    make_run("studied/runs/compile-1", ended=None, day=2)
-    assert newest_label(folder) == ("studied/runs/compile-1",) * 2
-    (folder / "studied" / f"{kind}.json").write_text("{}")
+    make_run("studied/runs/2-allreduce-1", ended=None, day=2)
+    assert newest_label(folder) == ("studied/runs/2-allreduce-1",) * 2
+    (folder / "studied" / "study.json").write_text("{}")
     assert newest_label(folder) == ("mine",) * 2
 
 

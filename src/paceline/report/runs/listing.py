@@ -154,7 +154,7 @@ def best_figure(report: RunReport) -> tuple[float | None, str]:
 def newest_unfinished(listed: Sequence[RunEntry]) -> RunEntry | None:
     """Choose the run that was started last, or gone on with, of those that haven't finished.
 
-    Not a trial of a study or of a tuning, which go on by themselves.
+    Not a trial of a study, which goes on by itself.
     """
     own = [entry for entry in listed if not is_of_study(entry.report.path)]
     open_ones = [entry for entry in own if entry.state not in ("finished", "damaged")]
@@ -164,7 +164,7 @@ def newest_unfinished(listed: Sequence[RunEntry]) -> RunEntry | None:
 def newest_started(listed: Sequence[RunEntry]) -> RunEntry | None:
     """Choose the run that was started or resumed last.
 
-    A trial of a study or of a tuning only where there is nothing else.
+    A trial of a study only where there is nothing else.
     """
     own = [entry for entry in listed if not is_of_study(entry.report.path)]
     return max(own or listed, key=_last_start, default=None)

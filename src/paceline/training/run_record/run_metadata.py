@@ -331,7 +331,7 @@ def _worker_sizes(batches: tuple[int, ...]) -> str:
 def _derived(engine: Engine) -> dict[str, object]:
     context = engine.context
     config, group, model = context.config, context.group, context.components.model
-    switch, loader = context.compile_switch, context.components.train_loader
+    switch = context.compile_switch
     graphs = context.graph_switch
     return {
         "world_size": group.world_size,
@@ -339,9 +339,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "shards": context.division.parts,
         **_planned(engine),
         "memory_format": "channels-last" if context.components.channels_last else "contiguous",
-        "batchnorm_per_worker": context.components.have_own_batchnorm(),
         "precision": config.compute.precision,
-        "script_loader_workers": None if loader is None else loader.num_workers,
         "device": describe_device(group.device),
         "backend": group.backend,
         "sync": engine.sync.label or describe_method(config),

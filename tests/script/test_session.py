@@ -62,22 +62,6 @@ def test_a_pool_of_processes_behind_the_session_ends(tmp_path: Path) -> None:
     assert "squares [1, 2]" in done.stdout
 
 
-ASKS = """
-import os
-asks = lambda: os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
-first = asks()
-def hook(s):
-    s.print("asks", first, asks())
-"""
-
-
-def test_a_worker_asks_cudas_driver_for_gpus(tmp_path: Path) -> None:
-    """NVML, which leaves the driver alone before a fork, takes a part of every optimizer's step."""
-    done = plain(write_script(tmp_path, ASKS))
-    assert done.returncode == 0, done.stderr
-    assert "asks 1 None" in done.stdout
-
-
 @pytest.mark.slow
 def test_torchrun_trains_as_one_process_does(tmp_path: Path) -> None:
     """The same order and, but for BatchNorm and dropout on each worker, the same result."""

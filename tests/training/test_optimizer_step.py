@@ -1,7 +1,7 @@
 """A step: backward, combine, clip, update; beside plain PyTorch in one process."""
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import ClassVar
@@ -11,12 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.data import TensorDataset
-from torch.utils.hooks import RemovableHandle
 
 from paceline.data.batch import Batch
 from paceline.data.order import epoch_order
@@ -249,62 +244,6 @@ def test_a_step_of_the_scripts_own_is_refused_after_updates_too(tmp_path: Path) 
     assert said.startswith("optimizer.step() by the script itself")
 
 
-Listen = Callable[[torch.optim.Optimizer, Callable[..., None]], RemovableHandle]
-
-
-@pytest.mark.parametrize(
-    "listen",
-    [
-        lambda optimizer, hook: optimizer.register_step_pre_hook(hook),
-        lambda optimizer, hook: optimizer.register_step_post_hook(hook),
-        lambda _, hook: register_optimizer_step_pre_hook(hook),
-        lambda _, hook: register_optimizer_step_post_hook(hook),
-    ],
-    ids=["own, before", "own, after", "of all, before", "of all, after"],
-)
-@pytest.mark.parametrize("from_round", [0, 3])
-@pytest.mark.parametrize("watches", [False, True], ids=["", "others watched"])
-def test_who_listens_to_an_optimizer_hears_of_every_step(
-    listen: Listen, from_round: int, watches: bool
-) -> None:
-    """PyTorch's record around a step, which is left out where nobody does, calls the hooks."""
-    model, heard = net(), []
-    optimizer = sgd(model)
-    optimizer_step = make_optimizer_step([optimizer])
-    if watches:
-        optimizer_step.watch_others(lambda _: None, lambda: None)
-    handle: RemovableHandle | None = None
-    for step in range(ROUNDS):
-        if step == from_round:
-            handle = listen(optimizer, lambda *_: heard.append(True))
-        optimizer_step.run_backward(losses(model, LOST + 1), 1.0, completes=True)
-        optimizer_step.update([optimizer])
-    assert handle is not None
-    handle.remove()
-    optimizer_step.run_backward(losses(model, LOST + 1), 1.0, completes=True)
-    optimizer_step.update([optimizer])
-    optimizer_step.release()
-    assert len(heard) == ROUNDS - from_round
-
-
-@pytest.mark.filterwarnings("ignore:.*profiler")
-def test_pytorchs_profiler_sees_the_optimizers_steps() -> None:
-    model = net()
-    optimizer = sgd(model)
-    optimizer_step = make_optimizer_step([optimizer])
-
-    def train(steps: int) -> None:
-        for step in range(steps):
-            optimizer_step.run_backward(losses(model, LOST + 1 + step), 1.0, completes=True)
-            optimizer_step.update([optimizer])
-
-    train(2)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        train(3)
-    counts = {event.key: event.count for event in profile.key_averages()}
-    assert counts["Optimizer.step#SGD.step"] == 3
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("schedule_first", [False, True])
 def test_a_scheduler_sees_that_its_optimizer_steps(schedule_first: bool) -> None:
@@ -324,8 +263,6 @@ def test_a_scheduler_sees_that_its_optimizer_steps(schedule_first: bool) -> None
                 optimizer.step()
                 optimizer.zero_grad()
             scheduler.step()
-        if ours:
-            assert optimizer_step._own_steps[0].direct_step is not None
         return weights_of(model)
 
     assert_weights(weights(ours=True), weights(ours=False), atol=0)
@@ -344,32 +281,6 @@ class OwnStep(torch.optim.SGD):
         super().step()
 
 
-def test_a_tool_may_wrap_the_step_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer, taken = sgd(net()), []
-
-    @wraps(torch.optim.SGD.step)
-    def counted(self: torch.optim.SGD, *arguments: object) -> object:
-        taken.append(self)
-        return plain(self, *arguments)
-
-    plain: Callable[..., object] = torch.optim.SGD.step
-    monkeypatch.setattr(torch.optim.SGD, "step", counted)
-    optimizer_step = make_optimizer_step([optimizer])
-    for _ in range(LOST):
-        optimizer_step.update([optimizer])
-    assert taken == [optimizer] * LOST
-
-
-def test_a_wrappers_step_stays_the_wrappers() -> None:
-    """As that of an optimizer around another one, whose calls lead to it."""
-    base, wrapper = sgd(net()), OwnStep(net())
-    base.step = wrapper.step  # type: ignore[method-assign]
-    optimizer_step = make_optimizer_step([base])
-    for _ in range(LOST):
-        optimizer_step.update([base])
-    assert wrapper.steps == LOST
-
-
 def test_a_steps_arguments_reach_it() -> None:
     class Scaled(torch.optim.SGD):
         scalers: ClassVar[list[object]] = []
@@ -383,23 +294,6 @@ def test_a_steps_arguments_reach_it() -> None:
     for number in range(LOST):
         optimizer.step(grad_scaler=number)
     assert Scaled.scalers == [*range(LOST)]
-
-
-def test_a_cpus_optimizer_isnt_asked_for_a_gpus_graphs() -> None:
-    asked: list[object] = []
-
-    class Asked(torch.optim.SGD):
-        def _accelerator_graph_capture_health_check(self) -> None:
-            asked.append(self)
-
-    names = {name for name in vars(torch.optim.Optimizer) if name.endswith("_health_check")}
-    assert names
-    own, optimizer = Asked(net().parameters(), lr=0.1), torch.optim.Adam(net().parameters())
-    optimizer_step = make_optimizer_step([own, optimizer])
-    assert names <= set(vars(optimizer))
-    assert "_accelerator_graph_capture_health_check" not in vars(own)
-    optimizer_step.release()
-    assert not names & set(vars(optimizer))
 
 
 def test_a_script_may_bring_an_optimizer_or_a_step_of_its_own() -> None:

@@ -254,28 +254,12 @@ def current_variables() -> dict[str, str]:
 @contextmanager
 def without_agent_store() -> Iterator[None]:
     """Have processes that are started in this block keep a store of their own, as torch does."""
-    with _without("TORCHELASTIC_USE_AGENT_STORE"):
-        yield
-
-
-@contextmanager
-def gpus_asked_of_driver() -> Iterator[None]:
-    """Have PyTorch ask CUDA's driver for GPUs in this block: not NVML, as it does before a fork.
-
-    PyTorch's optimizers ask in every step, and without a GPU NVML takes 0.3 ms for its answer.
-    """
-    with _without("PYTORCH_NVML_BASED_CUDA_CHECK"):
-        yield
-
-
-@contextmanager
-def _without(variable: str) -> Iterator[None]:
-    kept = os.environ.pop(variable, None)
+    kept = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     try:
         yield
     finally:
         if kept is not None:
-            os.environ[variable] = kept
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

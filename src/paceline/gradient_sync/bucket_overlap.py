@@ -1,7 +1,6 @@
 """Sends buckets of gradients during the backward pass, in the same order on all workers."""
 
 from collections.abc import Mapping, Sequence
-from operator import eq, methodcaller
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 from paceline.gradient_sync.buckets import gradient_is_gone, gradients_of
 
-_DATA_PTR = methodcaller("data_ptr")
 _LOOKS = 8
 """About how often a backward pass of several buckets looks for those that have arrived."""
 
@@ -69,10 +67,8 @@ class BucketOverlap:
         self._parameters_of = [[parameters[name] for name in names] for names in self._buckets]
         self._arrived: set[str] = set()
         self._left = 0
-        self._averages: Mapping[str, Tensor] = {}
-        """The last ones that are in a place of their own."""
-        self._addresses: list[list[int | None]] = []
-        """Of these, by bucket; None where there is none."""
+        self._addresses: set[int] = set()
+        """Of the last averages that are in memory of their own."""
         self._waits = False
         """Whether nothing more leaves before `finish`."""
 
@@ -132,9 +128,7 @@ class BucketOverlap:
         while self._left < len(self._buckets):
             self._start(self._gradients())
         averages = self._averager.finish()
-        if averages and averages is not self._averages:
-            self._addresses = [[_address(averages.get(n)) for n in b] for b in self._buckets]
-        self._averages = averages
+        self._addresses = {tensor.data_ptr() for tensor in averages.values() if tensor.numel()}
         self._forget()
         return averages
 
@@ -152,11 +146,9 @@ class BucketOverlap:
         return gradients
 
     def _are_averages(self, gradients: Sequence[Tensor]) -> bool:
-        """Tell whether gradients of the next bucket are in the place of the last averages."""
-        if not self._averages:
-            return False
+        """Return whether gradients of the next bucket share memory with the last averages."""
         # By address: a script may have made other tensors of the same memory.
-        return any(map(eq, map(_DATA_PTR, gradients), self._addresses[self._left]))
+        return any(gradient.data_ptr() in self._addresses for gradient in gradients)
 
     def _start(self, gradients: list[Tensor]) -> None:
         """Start to average the next bucket."""
@@ -166,7 +158,3 @@ class BucketOverlap:
     def _forget(self) -> None:
         self._left, self._waits = 0, False
         self._arrived.clear()
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr() or None  # one without elements has none

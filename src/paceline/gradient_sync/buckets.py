@@ -1,7 +1,7 @@
 """Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -372,7 +372,8 @@ def set_gradients(
     parameters: Iterable[nn.Parameter], gradients: Iterable[Tensor | None] = repeat(None)
 ) -> None:
     """Put gradients, as many or by default none, in the place of what these parameters have."""
-    deque(map(setattr, parameters, repeat("grad"), gradients), maxlen=0)
+    for parameter, gradient in zip(parameters, gradients, strict=False):
+        parameter.grad = gradient
 
 
 def are_trained(parameters: Iterable[nn.Parameter]) -> tuple[bool, ...]:

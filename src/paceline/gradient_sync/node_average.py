@@ -1,6 +1,6 @@
 """Gradients averaged in the memory that the workers of a node share."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -51,8 +51,6 @@ class NodeAverage:
         """Of the parameters that are trained, in the order of the module."""
         self._buckets: list[_Named] = []
         self._bucket_of: dict[str, _Named] = {}
-        self._averages: dict[str, Tensor] = {}
-        """Of all buckets."""
         self._left: list[_Named] = []
         """Buckets of the step."""
 
@@ -74,7 +72,6 @@ class NodeAverage:
         if names != self._names:
             self._names, self._buckets = names, self._cut(names)
             self._bucket_of = {name: named for named in self._buckets for name in named.names}
-            self._averages = _merged(self._buckets)
         return [named.names for named in self._buckets]
 
     def open_stream(self, _device: torch.device) -> None:
@@ -89,7 +86,7 @@ class NodeAverage:
             gradients: Of these; they stay as they are until `finish`.
         """
         named = self._bucket_of[names[0]]
-        torch._foreach_copy_(list(map(named.averages.__getitem__, names)), gradients)
+        torch._foreach_copy_([named.averages[name] for name in names], gradients)
         self._exchange.send(named.bucket, named.layout)
         self._left.append(named)
 
@@ -106,24 +103,21 @@ class NodeAverage:
             keep: Whether the averages are wanted; otherwise it is as if nothing had left.
 
         Returns:
-            The averages, in memory that stays theirs until the next `start`; the same object each
-            time that all buckets have left.
+            The averages, in memory that stays theirs until the next `start`.
         """
         if self._left:
             self._exchange.finish(0)
         left, self._left = self._left, []
         if not keep:
             return {}
-        if len(left) == len(self._buckets):
-            return self._averages
-        return _merged(left)
+        return {name: tensor for named in left for name, tensor in named.averages.items()}
 
     def release(self) -> None:
         """Leave the others. Local to the worker; averages that are in use stay."""
         self._exchange.release()
         for named in self._buckets:
             named.bucket.free()
-        self._names, self._buckets, self._bucket_of, self._averages = [], [], {}, {}
+        self._names, self._buckets, self._bucket_of = [], [], {}
 
     def wire_bytes(self, tensors: Sequence[Tensor]) -> float:
         """Count what one worker would send for gradients of these parameters."""
@@ -146,7 +140,3 @@ class NodeAverage:
             averages = dict(zip(of_bucket, bucket.take().views, strict=True))
             made.append(_Named(names=of_bucket, bucket=bucket, layout=layout, averages=averages))
         return made
-
-
-def _merged(buckets: Iterable[_Named]) -> dict[str, Tensor]:
-    return {name: tensor for named in buckets for name, tensor in named.averages.items()}

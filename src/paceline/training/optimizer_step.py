@@ -5,7 +5,7 @@ A script may keep its own calls of an optimizer's `step()` and `zero_grad()`: se
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from types import MethodType
 from typing import NoReturn, final
 from weakref import WeakKeyDictionary
@@ -13,15 +13,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-    register_optimizer_step_post_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from paceline.errors import UsageError
-from paceline.gradient_sync.buckets import set_gradients
 from paceline.gradient_sync.name_list import list_names
 from paceline.optim.build import clip_gradients
 from paceline.optim.loss_scaler import OF_SESSION, LossScaler
@@ -52,13 +47,6 @@ _UNKNOWN_OPTIMIZER = (
     "scale of fp16 leave it out. Build it before the loop and give it to s.prepare(...) or "
     "s.optimizer(...), with all parameters: requires_grad may say later which are trained"
 )
-_PLAIN_ZERO_GRAD = Optimizer.zero_grad
-"""As torch has it, whatever a tool puts into its place later."""
-_GRAPH_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
-"""What PyTorch's optimizers ask in every step: whether a GPU's graph is being captured. On the CPU
-the answer is known, and takes 0.1 ms beside a training."""
-_RECORD = Optimizer.profile_hook_step(Optimizer.step).__code__
-"""Of what PyTorch puts around the steps of all its optimizers' classes."""
 UNUSED_GRADIENTS = (
     "this snapshot doesn't have gradients that no update has used yet: a training resumed from it "
     "goes on without them. Update with the last batch of an epoch as well"
@@ -267,16 +255,6 @@ class OptimizerStep(StepHook):
         vars(after_step)[OF_SESSION] = True  # it reads no weights
         self._watch = register_optimizer_step_post_hook(after_step)
 
-    def has_listeners(self, optimizer: Optimizer) -> bool:
-        """Tell whether a hook that isn't ours, or a profiler, follows an optimizer's steps."""
-        return bool(
-            optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
-            or len(_global_optimizer_post_hooks) > (self._watch is not None)
-            or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # not declared there
-        )
-
     def report_without_update(self, batches: int) -> None:
         """Say what it means that an epoch ended with batches without an update. Local.
 
@@ -333,23 +311,14 @@ class ScriptOptimizer:
         self._update = update
         self._names = vars(optimizer)
         self._plain_zero_grad = optimizer.zero_grad
-        if getattr(optimizer.zero_grad, "__func__", None) is _PLAIN_ZERO_GRAD:
-            # The same, without the profiler's records, that cost several times as much.
-            self._plain_zero_grad = partial(_drop_gradients, optimizer)
-        self.direct_step: Callable[[Optimizer], object] | None = None
-        """Known from the first step on, which a learning-rate scheduler wants to see."""
         # A learning-rate scheduler wraps `step` again, and wants a method for it.
-        self._names["step"] = MethodType(self._step_around(optimizer), optimizer)
-        self._left_out = _graph_checks(optimizer)
-        self._names.update(dict.fromkeys(self._left_out, _nothing))
+        self._names["step"] = MethodType(self._step_around(optimizer.step), optimizer)
         self._zero_grad = MethodType(self._zero_around(optimizer.zero_grad), optimizer)
         self._names["zero_grad"] = self._zero_grad
 
     def release(self) -> None:
         """Restore the optimizer's own methods."""
         self._optimizer_step = None
-        for name in self._left_out:
-            self._names.pop(name, None)
 
     def zero_grad(self) -> Callable[..., None]:
         """Give what drops gradients: the optimizer's own, or what the script has put there since.
@@ -359,20 +328,10 @@ class ScriptOptimizer:
         now: Callable[..., None] = self._names["zero_grad"]
         return self._plain_zero_grad if now is self._zero_grad else now
 
-    def _step_around(self, optimizer: Optimizer) -> Callable[..., object]:
-        plain: Callable[..., object] = optimizer.step
-        recordless = _without_record(optimizer)
-
+    def _step_around(self, plain: Callable[..., object]) -> Callable[..., object]:
         @wraps(plain)
         def step(optimizer: Optimizer, *args: object, **kwargs: object) -> object:
-            ours = self._optimizer_step
-            if ours is None:
-                return plain(*args, **kwargs)
-            if ours.is_updating:
-                direct = self.direct_step
-                if direct and not (args or kwargs or ours.has_listeners(optimizer)):
-                    return direct(optimizer)
-                self.direct_step = recordless
+            if self._optimizer_step is None or self._optimizer_step.is_updating:
                 return plain(*args, **kwargs)
             if args or kwargs:
                 raise UsageError(
@@ -427,41 +386,6 @@ def begin_momentum(optimizer: Optimizer) -> None:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _without_record(optimizer: Optimizer) -> Callable[[Optimizer], object] | None:
-    """Give an optimizer's step without the hooks and the profiler's record around it.
-
-    Beside a training, with cold caches, that record costs 0.1 ms. None where the step isn't that of
-    its class as PyTorch has wrapped it, but for a learning-rate scheduler's note of it.
-    """
-    step: object = optimizer.step
-    own = type(optimizer).step
-    if hasattr(step, "_wrapped_by_lr_sched") and not hasattr(step, "__self__"):
-        function = getattr(step, "__wrapped__", None)
-    else:
-        is_bound = getattr(step, "__self__", None) is optimizer
-        function = getattr(step, "__func__", None) if is_bound else None
-    is_recorded = getattr(own, "__code__", None) is _RECORD and function is own
-    return getattr(own, "__wrapped__", None) if is_recorded else None
-
-
-def _graph_checks(optimizer: Optimizer) -> list[str]:
-    """Name PyTorch's questions about graphs of GPUs that an optimizer of the CPU can leave out."""
-    parameters, kind = _parameters(optimizer), type(optimizer)
-    if not parameters or not all(parameter.is_cpu for parameter in parameters):
-        return []
-    known = [name for name in _GRAPH_CHECKS if hasattr(Optimizer, name)]
-    return [name for name in known if getattr(kind, name) is getattr(Optimizer, name)]
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _drop_gradients(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        set_gradients(group["params"])
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

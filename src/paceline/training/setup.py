@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from paceline.distributed.device import is_accelerator
-from paceline.distributed.environment import gpus_asked_of_driver
 from paceline.distributed.group import Group
 from paceline.distributed.node_rows import rows_in_memory
 from paceline.distributed.shared_storage import shared_between_nodes
@@ -96,7 +95,6 @@ def open_session(
     note.has_begun = False  # of an earlier session of this process
     with ExitStack() as opened:
         opened.callback(console.close)
-        opened.enter_context(gpus_asked_of_driver())
         opened.enter_context(rows_in_memory(group))
         engine = _build(config, run, group, stop_flag, console, own_options, announce, opened)
         opened.callback(engine.release)

@@ -67,17 +67,6 @@ def test_passes_that_begin_alike_are_told_apart() -> None:
     assert came("a") == ()
 
 
-def test_a_pass_of_the_same_parameters_is_counted_as_before() -> None:
-    layout = lay_out(parameters([4, 4, 300, 4]), [2, 1, 0], most=64, slices=1, shards=2)
-    first, second = layout.buckets
-    for _ in range(2):
-        assert layout.count((2, 1)) == [(first, 1), (second, 1)]
-        assert layout.count((0, 3, 1)) == [(second, 2)]  # the last one gets no gradient
-    for place in range(300):
-        assert layout.count((0,) * place) == [(second, place)][: place or 0]
-    assert len(layout._counted) <= 256
-
-
 def test_buffers_are_lent_in_the_same_order_in_every_step() -> None:
     bucket = Bucket([(0, parameters([3])[0])], slices=1, shards=4)
     first = [bucket.take() for _ in range(3)]

@@ -1,7 +1,6 @@
 """Buckets: flat buffers in which gradients of several parameters are added and sent together."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -37,9 +36,6 @@ WITHIN_NODE = 4
 costs about 0.4 ms of a core's time with Gloo, and there is little to hide."""
 
 
-_MOST_COUNTED = 1 << 8
-"""Sequences of parameters whose counts are kept: passes repeat each other, most often."""
-
 MIN_BYTES_WITHIN_NODE = 1 << 20
 """Below this a bucket's words cost more than its additions."""
 
@@ -58,8 +54,6 @@ class Arrivals(Generic[K]):
         self._parameters = parameters
         self._key_of = {id(parameter): key for key, parameter in parameters.items()}
         self._noted: list[Tensor] = []
-        self._taken: dict[int, tuple[list[Tensor], tuple[K, ...]]] = {}
-        """By what came first: what has been taken, and its keys. Passes repeat each other."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._noted.append)
             for parameter in parameters.values()
@@ -71,14 +65,8 @@ class Arrivals(Generic[K]):
 
     def take(self) -> tuple[K, ...]:
         """Give those that have got one since, in that order, as often as they did."""
-        noted = self._noted
-        if not noted:
-            return ()
-        before, keys = self._taken.get(id(noted[0]), ((), ()))
-        if len(before) != len(noted) or not all(map(is_, before, noted)):
-            keys = tuple(map(self._key_of.__getitem__, map(id, noted)))
-            self._taken[id(noted[0])] = noted.copy(), keys
-        noted.clear()
+        keys = tuple(self._key_of[id(parameter)] for parameter in self._noted)
+        self._noted.clear()
         return keys
 
     def clear(self) -> None:
@@ -258,7 +246,6 @@ class Layout:
     """By the place of a parameter among the trained ones."""
     without: list[int] = field(default_factory=list)
     """Places of the trained parameters that get no gradient."""
-    _counted: dict[tuple[int, ...], list[tuple[Bucket, int]]] = field(default_factory=dict)
 
     @property
     def is_freed(self) -> bool:
@@ -269,15 +256,6 @@ class Layout:
         """Forget all buffers; the gradients that the parameters have stay theirs."""
         for bucket in self.buckets:
             bucket.free()
-
-    def count(self, places: tuple[int, ...]) -> list[tuple[Bucket, int]]:
-        """Count how many of these parameters each bucket has."""
-        if places not in self._counted:
-            if len(self._counted) >= max(_MOST_COUNTED, 2 * len(self.bucket_of)):
-                self._counted.clear()
-            buckets = Counter(map(self.bucket_of.get, places))
-            self._counted[places] = [(b, n) for b, n in buckets.items() if b is not None]
-        return self._counted[places]
 
     def most_at_once(self, bucket: Bucket) -> int:
         """Say how many elements of a bucket travel at once."""

@@ -1,5 +1,6 @@
 """Sums gradients of fixed shards in an order that doesn't depend on the number of workers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_
 from typing import final
@@ -297,7 +298,9 @@ class OrderedSum:
             self._checked_gradients(places)
             return
         # A bucket is packed with its last gradient, and leaves if this is the last shard.
-        for bucket, number in self._layout.count(places):
+        for bucket, number in Counter(map(self._layout.bucket_of.get, places)).items():
+            if bucket is None:
+                continue
             bucket.missing -= number
             if bucket.missing == 0:
                 self._pack(bucket, self._checked_gradients(bucket.places))

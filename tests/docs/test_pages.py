@@ -1,57 +1,39 @@
 """What the pages say is so: links, options, commands, code, contracts."""
 
-import csv
+import contextlib
 import difflib
 import importlib.util
-import json
+import io
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import paceline
-from paceline.cli.app import main
-from paceline.cli.cluster_submit import cluster_options
+from paceline.cli.app import COMMANDS, main
 from paceline.cli.commands import (
     aws,
-    compare,
     copy,
     doctor,
-    evaluate,
-    export,
-    label,
-    predict,
-    preview,
     report,
     resume,
-    runs,
     scale,
     track,
     train,
     verify,
-    workers,
 )
-from paceline.cli.output import TRAIN_OUTPUT
-from paceline.data.augment import RandomFlip
 from paceline.errors import ExitCode
-from paceline.options.config_file import CONFIG, PRINT_CONFIG
-from paceline.options.fields import option_fields
 from paceline.recipes.registry import BUILT_IN
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
-from paceline.scaling.options import ScaleOptions
-from paceline.training.config import training_options
 from paceline.training.recipe import load_recipe
-from paceline.training.run_record.previous_run import FIXED
 from tests.docs.pages import (
     COMING_FROM,
     PAGES,
     ROOT,
-    Block,
     anchors,
     blocks,
     commands,
@@ -67,7 +49,7 @@ TUTORIAL = DOCS / "tutorial" / "first-training.md"
 EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.xdist_group("pages")
 
-PYTHON = [b for page in PAGES if page.parent != COMING_FROM for b in blocks(page, "python")]
+USERS = [page for page in PAGES if page.parent.name not in ("benchmarks", "internals")]
 
 
 def name_of(page: Path) -> str:
@@ -131,71 +113,34 @@ def test_the_option_table_is_up_to_date() -> None:
     assert generator.SETTINGS.read_text() == generator.render_settings()
 
 
-SLURM = {"ntasks", "ntasks-per-node", "gpus-per-task", "cpus-per-task", "time", "signal"} | {
-    "requeue",
-    "constraint",
-    "container-image",
-}
-FOREIGN = (
-    SLURM
-    | {"mpi", "master-port"}
-    | {"master-", "rdzv-", "cpu", "multi", "num", "use", "tpu", "mpirun"}
-    | {
-        "standalone",
-        "protect-args",
-        "server",
-        "nproc-per-node",
-        "nnodes",
-        "node-rank",
-        "master-addr",
-        "all",
-        "help",
-        "help-all",
-        "completion",
-        "no-",
-        "quick",
-        "check",
-        "first",
-        "lines",
-        "only",
-        "compute-s",
-        "congestion",
-        "limit-s",
-        "list",
-        "runs",
-        "number",
-        "randomly-seed",
-        "ipc",
-        "start-epoch",
-        "setup",
-        "instants",
-    }
+FOREIGN = set(
+    """all check container-image cpu cpus-per-task gpus-per-task ipc master- master-addr master-port
+    mpi mpirun multi nnodes no- node-rank nproc-per-node ntasks-per-node num protect-args rdzv-
+    requeue server signal standalone start-epoch tpu use""".split()
 )
-"""Slurm's, torchrun's, accelerate's (up to their first `_`), those of benchmarks and pytest,
-and what stands for others."""
+"""Those of Slurm, torchrun, MPI, accelerate (up to their first `_`), and what stands for more."""
+OWN = {"width", "hidden", "num-workers", "completion", "help-all", "setup"}
+"""Those of the pages' recipes, scripts and examples, and of `paceline` without a command."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_flags_exist(page: Path) -> None:
-    arguments = [a for r in BUILT_IN.values() for a in load_recipe(r).arguments()]
-    more = [*arguments, train.RUN_DIR, resume._ALLOW, *evaluate._OPTIONS, *export._OPTIONS]
-    more += [*preview._OPTIONS, *doctor._OPTIONS, *verify._OPTIONS]
-    more += [CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT]
-    more += [*runs._OPTIONS, *label._OPTIONS, *compare._OPTIONS]
-    more += report._OPTIONS
-    more += [
-        *workers._OPTIONS,
-        *track._OPTIONS,
-        *predict._OPTIONS,
-        *option_fields(ScaleOptions, ""),
-    ]
-    more += cluster_options()
-    more += [option for each in aws._OPTIONS.values() for option in each]
-    every = (*training_options().values(), *more)
-    names = {name for option in every for name in (*option.own_names, *option.aliases)}
-    own = {"width", "hidden"} | {name.replace("_", "-") for name in names}
+@pytest.fixture(scope="module")
+def helped() -> set[str]:
+    """Every flag of every command and recipe."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        for command in COMMANDS:
+            main([command, "--help-all"])
+        for action in aws._OPTIONS:
+            main(["aws", action, "--help"])
+    recipes = [argument for name in BUILT_IN.values() for argument in load_recipe(name).arguments()]
+    names = {name.replace("_", "-") for each in recipes for name in each.own_names}
+    return names | set(re.findall(r"--([a-z][a-z0-9-]+)", text.getvalue()))
+
+
+@pytest.mark.parametrize("page", USERS, ids=name_of)
+def test_flags_exist(page: Path, helped: set[str]) -> None:
     named = {flag.removeprefix("no-") for flag in flags(page) - FOREIGN}
-    assert named <= own
+    assert named <= helped | OWN
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -245,67 +190,11 @@ def _check(words: list[str]) -> None:
         assert main(rest) == ExitCode.DONE, words
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.page.stem)
-def test_python_runs(block: Block) -> None:
-    exec(compile(block.text, block.page.name, "exec"), {"__name__": block.page.stem})
-
-
-def test_the_augmentation_of_the_page_augments() -> None:
-    (block,) = (
-        b
-        for b in blocks(DOCS / "how-to" / "write-a-recipe.md", "python")
-        if "RandomInvert" in b.text
-    )
-    found: dict[str, Callable[[], RandomFlip]] = {}
-    exec(block.text, found)
-    invert = found["RandomInvert"]()
-    assert invert.num_draws == 1
-    images = torch.full((2, 1, 2, 2), 200, dtype=torch.uint8)
-    changed = invert(images, torch.tensor([[0.4], [0.6]]))
-    assert changed[:, 0, 0, 0].tolist() == [55, 200]
-    assert changed.dtype == torch.uint8
-
-
-@pytest.mark.slow
-def test_the_recipe_of_the_page_trains(workplace: Path) -> None:
-    options = ["--hidden", "32", "--epochs", "1", "--loader-workers", "0", "--run-dir", "clouds"]
-    train_here(workplace, "clouds.py:build", *options)
-
-
-def test_the_weights_can_be_hashed_as_the_page_says(
-    inside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (block,) = blocks(DOCS / "reference" / "run-directory.md", "python")
-    found: dict[str, Callable[[str], str]] = {}
-    exec(block.text, found)
-    assert main(["export", "runs/first", "all.safetensors", "--snapshot", "last"]) == ExitCode.DONE
-    summary = json.loads((inside / "runs/first/summary.json").read_text())
-    assert found["weights_sha256"]("all.safetensors") == summary["weights_sha256"]
-    capsys.readouterr()
-
-
-def test_the_contract_names_every_field(workplace: Path) -> None:
-    page = (DOCS / "reference" / "run-directory.md").read_text()
-    run = workplace / "runs" / "first"
-    described = json.loads((run / "run.json").read_text())
-    named = [*described, *described["derived"], *described["versions"], *described["hosts"][0]]
-    named += [*described["history"][0], *json.loads((run / "summary.json").read_text())]
-    with (run / "metrics.csv").open() as file:
-        named += next(csv.reader(file))
-    named += [path.name for path in run.iterdir() if path.is_file()]
-    assert [name for name in named if f"`{name}`" not in page] == []
-
-
 def test_the_exit_codes_are_the_pages() -> None:
     codes = re.findall(
         r"^\| (\d+) \|", (DOCS / "reference" / "failures.md").read_text(), re.MULTILINE
     )
     assert [int(code) for code in codes] == [int(code) for code in ExitCode]
-
-
-def test_what_can_never_change_is_named() -> None:
-    page = (DOCS / "how-to" / "resume.md").read_text()
-    assert all(f"`{name}`" in page for name in FIXED)
 
 
 def test_the_readme_shows_the_tree() -> None:

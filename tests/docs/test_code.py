@@ -84,15 +84,9 @@ def test_every_block_is_used() -> None:
     assert USES.keys() | elsewhere == PYTHON.keys()
 
 
-COMING = {name for name, use in USES.items() if use.before}
-YIELDS = pytest.mark.xfail(strict=False, reason="a run directory that was made up is compared")
-
-
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=YIELDS if name in COMING else ()) for name in USES]
-)
+@pytest.mark.parametrize("name", USES)
 def test_python_runs(name: str, tmp_path: Path) -> None:
     use = USES[name]
     file = tmp_path / "page.py"

@@ -1,14 +1,11 @@
 """The network between the machines of a rig: a switch, and a link to each machine."""
 
 import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 from tests.hosts.machine import Machine
 from tests.launch.waiting import patient
 
-_RELAY = Path(__file__).with_name("relay.py")
 SUBNET = "10.77.0"
 _LIMIT_S = 30.0
 
@@ -16,8 +13,7 @@ _LIMIT_S = 30.0
 class Network:
     """A switch that is a machine too, with port `p<n>` for the n-th machine on it.
 
-    Rates are kept by the kernel (tbf, on both ends of a link). A delay is made by a process that
-    takes the bridge's place, as kernels without netem need it.
+    Rates are kept by the kernel (tbf, on both ends of a link).
     """
 
     def __init__(self, switch: Machine) -> None:
@@ -25,8 +21,6 @@ class Network:
         self._machines: dict[int, Machine] = {}
         self._rates: dict[int, str] = {}
         self._cut: set[int] = set()
-        self._delay_ms = 0.0
-        self._relay: subprocess.Popen[str] | None = None
 
     def switch_on(self) -> None:
         """Start the switch; nothing is plugged in yet."""
@@ -83,11 +77,6 @@ class Network:
             if port in self._machines:
                 self._set_rate(port, rate)
 
-    def delay(self, delay_ms: float) -> None:
-        """Hold every frame back for so long, whatever its direction; 0 takes the delay away."""
-        self._delay_ms = delay_ms
-        self._join()
-
     def close(self) -> None:
         """End the switch and what runs on it."""
         self._switch.close()
@@ -98,25 +87,9 @@ class Network:
         _tc(self._machines[port], f"qdisc add dev eth0 {limit}")
 
     def _join(self) -> None:
-        """Connect all ports that aren't cut, by the bridge or by the process that delays."""
-        through = sorted(self._machines.keys() - self._cut)
-        if self._relay is not None:
-            self._relay.kill()
-            self._relay.wait(patient(_LIMIT_S))
-            self._relay = None
-        bridged = [] if self._delay_ms else through
-        places = {port: "master br0" if port in bridged else "nomaster" for port in self._machines}
+        """Connect all ports that aren't cut."""
+        places = {p: "nomaster" if p in self._cut else "master br0" for p in self._machines}
         _ip(self._switch, *(f"link set p{port} {place}" for port, place in places.items()))
-        if self._delay_ms and through:
-            self._relay = _start_relay(self._switch, [f"p{n}" for n in through], self._delay_ms)
-
-
-def _start_relay(switch: Machine, ports: list[str], delay_ms: float) -> "subprocess.Popen[str]":
-    relay = switch.popen([sys.executable, "-I", "-S", str(_RELAY), str(delay_ms), *ports])
-    assert relay.stdout is not None
-    if relay.stdout.readline() != "ready\n":
-        raise RuntimeError(f"the relay did not start: {relay.communicate()[0]}")
-    return relay
 
 
 def _ip(machine: Machine, *lines: str) -> None:

@@ -6,7 +6,7 @@ host key of its own. Files elsewhere are shared, as on a cluster's file system. 
 there are `client`, from which a user starts trainings, and `stranger`, which has nothing to do with
 them; neither has an ssh server.
 
-Links can be slowed, delayed, cut and healed; hosts can be killed, frozen, switched off and on.
+Links can be slowed, cut and healed; hosts can be killed, frozen, switched off and on.
 Nothing has a name outside: no address, interface or file of the real machine is touched, two rigs
 at once don't meet, and the kernel ends everything when the process that owns the rig is gone.
 Needs Linux, root, util-linux, iproute2 and OpenSSH.
@@ -111,10 +111,6 @@ class Rig:
     def rate(self, which: int | Machine, rate: str | None) -> None:
         """Limit a machine's link to a rate in tc's words, such as 200mbit; None: no limit."""
         self._network.rate(self._port(which), rate)
-
-    def delay(self, delay_ms: float) -> None:
-        """Let every frame between any two machines take so long, one way; 0: no delay."""
-        self._network.delay(delay_ms)
 
     # Hosts.
 

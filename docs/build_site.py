@@ -20,7 +20,7 @@ from mkdocs.config import load_config
 import paceline
 from paceline import errors
 from paceline.gradient_sync.registry import SyncEntry
-from paceline.launch.base import Launcher, SubmittedJob
+from paceline.launch.base import Launcher, Rendered
 from paceline.launch.registry import LauncherEntry
 from paceline.tracking.base import Sink
 from paceline.tracking.registry import SinkEntry
@@ -33,7 +33,7 @@ EXTENDED: Sequence[type] = (
     GradientSync,
     SyncEntry,
     Launcher,
-    SubmittedJob,
+    Rendered,
     LauncherEntry,
     Sink,
     SinkEntry,

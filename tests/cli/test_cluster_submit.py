@@ -44,7 +44,7 @@ def test_with_effect(given: dict[str, OptionValue], on: str) -> None:
 @pytest.mark.parametrize(
     ("options", "taken"),
     [
-        ("paceline.launch.slurm.options:SlurmOptions", "partition"),
+        ("paceline.launch.slurm:SlurmOptions", "partition"),
         ("paceline.launch.cluster:ClusterOptions", "nodes"),
         ("paceline.optim.options:OptimOptions", "optimizer"),
     ],

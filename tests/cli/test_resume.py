@@ -23,6 +23,7 @@ from tests.cli.conftest import (
     workers_of,
 )
 from tests.launch.waiting import patient
+from tests.script.scripts import at_step, write_script
 
 pytestmark = pytest.mark.ranks
 
@@ -219,3 +220,43 @@ def test_what_is_gone_is_told(paceline: Paceline, tmp_path: Path) -> None:
     assert "There is no snapshot in" in done.out
     assert "the training starts from the beginning" in done.out
     assert summary(run)["epochs"] == 3
+
+
+@pytest.mark.slow
+def test_the_same_command_again_starts_resumes_and_has_nothing_to_do(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    short = "train digits --epochs 12 --shards 4 --snapshot-every-steps 5".split()
+    whole = paceline.run(*short, "--workers", "1", "--run-dir", "whole")
+    assert whole.code == 0, whole.err
+    command = [*short, "--workers", "2", "--name", "first", "--run-dir", str(run), "--resume"]
+    process = paceline.start(*command)
+    wait_for_step(run, 20)
+    process.kill()
+    assert paceline.finish(process).code == -signal.SIGKILL
+    done = paceline.run(*command)
+    assert done.code == 0, done.err
+    assert summary(run)["weights_sha256"] == summary(tmp_path / "whole")["weights_sha256"]
+    reasons = [start["reason"] for start in json.loads((run / "run.json").read_text())["history"]]
+    assert reasons == ["start", "resume"]
+    again = paceline.run(*command)
+    assert (again.code, "has finished" in again.out) == (0, True)
+
+
+@pytest.mark.slow
+def test_a_script_is_run_again_with_its_arguments(paceline: Paceline, tmp_path: Path) -> None:
+    write_script(tmp_path)
+    write_script(tmp_path, at_step(9, 1, "os.kill(os.getppid(), signal.SIGKILL)"), name="killed.py")
+    whole = paceline.run("run", "own.py", "--workers", "2", "--run-dir", "whole")
+    assert whole.code == 0, whole.err
+    command = "run killed.py --workers 2 --run-dir run --resume --max-restarts 0".split()
+    command += "--snapshot-every-steps 3 -- -v".split()
+    assert paceline.run(*command).code != 0
+    done = paceline.run(*command)
+    assert done.code == 0, done.err
+    one, two = summary(tmp_path / "whole"), summary(tmp_path / "run")
+    assert one["weights_sha256"] == two["weights_sha256"]
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [start["reason"] for start in described["history"]] == ["start", "resume"]
+    assert described["script_args"] == ["-v"]

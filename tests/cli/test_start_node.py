@@ -57,5 +57,35 @@ def test_a_failure_on_one_node_ends_the_other(paceline: Paceline) -> None:
         for rank in (0, 1)
     ]
     done = [paceline.finish(node) for node in nodes]
-    assert [node.code for node in done] == [70, 65]
+    assert [node.code for node in done] == [65, 65]
+    assert "ValueError: only here" in done[0].err  # the cause, from the run directory they share
     assert "ValueError: only here" in done[1].err
+
+
+def test_slurm_says_which_node_it_is(paceline: Paceline) -> None:
+    """As in the script of `--on slurm`: a task a node, started in a step."""
+    port, step = free_port(), {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    step |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "localhost"}
+    words = ("train", "digits", "--epochs", "1", "--run-dir", "r", "--on", "node", "--resume")
+    nodes = [
+        paceline.start(
+            *(*words, "--workers", str(2 - rank), "--threads", "1"),
+            env={
+                **step,
+                **{"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0"},
+                "MASTER_PORT": str(port),
+            },
+        )
+        for rank in range(2)
+    ]
+    done = [paceline.finish(node) for node in nodes]
+    assert [node.code for node in done] == [0, 0], done[0].err + done[1].err
+    found = summary(paceline.directory / "r")
+    assert (found["world_size"], found["nodes"]) == (3, 2)
+
+
+def test_on_node_needs_slurm(paceline: Paceline) -> None:
+    done = paceline.run("train", "digits", "--on", "node")
+    assert done.code == 2
+    assert "--on node is for what srun has started" in done.err

@@ -76,7 +76,7 @@ _WRONG = [
     ("train digits --epochs 0", r"--epochs must be at least 1, not 0"),
     ("train digits extra", r"unexpected 'extra': it is one word too many"),
     ("train job.toml", r"'job.toml' is a file of settings, not a recipe: give it after --config"),
-    ("train digits --resume", r"--on slurm.*; here `paceline resume` resumes a training"),
+    ("train digits --resume", r"--resume needs --run-dir: a directory of a name that stays the sa"),
     ("export a b c", r"unexpected 'c': it is one word too many"),
     ("train digits --device gpu", r'"auto", "cpu", "cuda", "xpu", "mps"\. See paceline train'),
     ("train digits --lr 1e30", r"--lr is 1e\+30: it can be at most 1e\+09"),

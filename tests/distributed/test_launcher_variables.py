@@ -189,6 +189,13 @@ def test_the_innermost_launcher_counts(
     assert (found.source, found.master_addr) == (source, address)
 
 
+def test_a_task_of_srun_may_be_a_nodes_supervisor() -> None:
+    (node,) = detect_launchers(SRUN).nodes
+    task = read_placement(SRUN)
+    assert (node.node_rank, node.nodes, node.workers) == (task.node_rank, task.nodes, None)
+    assert (node.master_addr, node.master_port) == (task.master_addr, task.master_port)
+
+
 def test_what_is_wrong_further_out_doesnt_count() -> None:
     seen = detect_launchers(TORCH | SRUN | {"SLURM_PROCID": "6"})
     assert [worker.source for worker in seen.workers] == ["torch"]

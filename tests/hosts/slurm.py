@@ -5,7 +5,7 @@ to Slurm is in one directory, and all of it ends with the rig.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.hosts.machine import Machine
@@ -84,9 +84,13 @@ class Slurm:
         words = self.run("scontrol", "show", "job", "-o", job_id).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
+    def wait_for(self, job_id: str, state: str) -> None:
+        """Wait until a job has a state."""
+        until(lambda: self.field(job_id, "JobState") == state, _LIMIT_S)
+
     def start_again(self, job_id: str) -> None:
         """Let a job that was queued again start: Slurm would have it wait for two minutes."""
-        until(lambda: self.field(job_id, "JobState") == "PENDING", _LIMIT_S)
+        self.wait_for(job_id, "PENDING")
         # Within the second in which it was ended, its nodes would refuse it.
         self.run("scontrol", "update", f"jobid={job_id}", "starttime=now+3")
 
@@ -127,15 +131,6 @@ class Command:
         """What it has said on standard error so far."""
         return self._err.read_text()
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition while the command runs."""
-
-        def holds() -> bool:
-            assert self.process.poll() is None, f"it ended: {self.out}{self.err}"
-            return condition()
-
-        until(holds, _LIMIT_S)
-
     def end(self) -> int:
         """Wait for its end. Returns the exit code."""
         return self.process.wait(patient(_LIMIT_S))
@@ -143,8 +138,8 @@ class Command:
     @property
     def job_id(self) -> str:
         """The number of the job that it has submitted."""
-        until(lambda: "Submitted as Slurm job " in self.out, _LIMIT_S)
-        return self.out.partition("Submitted as Slurm job ")[2].partition(":")[0]
+        until(lambda: "Submitted batch job " in self.out, _LIMIT_S)
+        return self.out.partition("Submitted batch job ")[2].split()[0]
 
 
 def paceline(*words: str | Path) -> list[str | Path]:
@@ -177,9 +172,3 @@ def _start_munge(host: Machine, directory: Path) -> None:
     words = [f"--{option}={directory}/munge.{name}" for option, name in files.items()]
     host.start_daemon("/usr/sbin/munged", "--foreground", "--force", *words)
     until((directory / "munge.socket").exists, _LIMIT_S)
-
-
-def kill_worker(host: Machine) -> None:
-    """Kill one worker of a host."""
-    found = [p for p in host.processes() if "train" in p.cmdline() and "srun" not in p.cmdline()]
-    found[0].kill()

@@ -10,12 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import ExitCode
-from paceline.launch.kubernetes.launcher import manifests
-from paceline.launch.kubernetes.options import KubernetesOptions
-from paceline.launch.kubernetes.pods import Submission
-from paceline.launch.sagemaker.options import SagemakerOptions
-from paceline.launch.sagemaker.request import Submission as TrainingJob
-from paceline.launch.sagemaker.request import files, request
+from paceline.launch.kubernetes import indexed_job
+from paceline.launch.sagemaker import CHECKPOINTS, SagemakerOptions, create_training_job
 from paceline.results.run_directory import RunDirectory
 from tests.hosts.conftest import MakeRig
 from tests.hosts.rig import Rig
@@ -78,14 +74,8 @@ def test_pods_that_the_job_starts_again_go_on_together(make_rig: MakeRig, tmp_pa
     expected = alone(tmp_path, *LONG)
     rig = make_rig(2)
     volume = tmp_path / "volume"
-    submission = Submission(
-        job=a_job(command=("paceline", "train", "digits", *LONG)),
-        options=KubernetesOptions(volume=(f"snapshots:{volume}",)),
-        name="digits-1a",
-        id="1a",
-    )
-    job = json.loads(json.dumps(manifests(submission, "job")[-1]))
-    pods = Pods(rig, job, 2)
+    written = indexed_job(a_job(options=LONG, run_dir=str(volume / "runs" / "a")), "digits-1a")
+    pods = Pods(rig, json.loads(json.dumps(written)), 2)
     run = RunDirectory.named(volume / "runs" / "a")
     pods.start()
     until(lambda: run.newest_step() > 0)
@@ -107,28 +97,16 @@ def test_pods_that_the_job_starts_again_go_on_together(make_rig: MakeRig, tmp_pa
 
 
 def test_sagemakers_containers(make_rig: MakeRig, tmp_path: Path) -> None:
-    """The bootstrap with the files that SageMaker makes, and a stand-in for its backend."""
-    options = ("--epochs", "2", *COMMON[:4], "--device", "cpu")
+    """With the files that SageMaker makes, and a stand-in for its backend."""
     rig = make_rig(2)
-    made = TrainingJob(
-        job=a_job(command=("paceline", "train", "digits", *options)),
-        options=SagemakerOptions(
-            instance_type="ml.p4d.24xlarge",
-            role="arn:aws:iam::123456789012:role/training",
-            s3_output="s3://my-bucket",
-        ),
-        name="digits-1a",
-        id="1a",
-    )
-    asked: Any = request(made)
+    options = SagemakerOptions(instance_type="ml.p4d.24xlarge", role="r", s3_output="s3://b")
+    training = ("--epochs", "2", *COMMON[:4], "--device", "cpu", "--backend", "smddp")
+    asked: Any = create_training_job(a_job(options=training), options)
     package = standin.install(tmp_path / "smddp")
-    code = subprocess.run(
-        ["tar", "cz", "-C", str(ROOT), "LICENSE"], check=True, capture_output=True
-    )
     started = []
     for n in range(2):
         opt = tmp_path / f"opt-{n}"
-        put_input(opt / "ml" / "input", rig, n, files(made, code.stdout))
+        put_input(opt / "ml" / "input" / "config", rig, n)
         mounted = rig.host(n).run(["mount", "--bind", opt, "/opt"])
         assert mounted.returncode == 0, mounted.stderr
         words = asked["AlgorithmSpecification"]["ContainerEntrypoint"]
@@ -136,28 +114,16 @@ def test_sagemakers_containers(make_rig: MakeRig, tmp_path: Path) -> None:
         started.append(rig.host(n).popen([sys.executable, *words[1:]], env=path))
     said = [process.communicate(timeout=patient(_LIMIT_S))[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], said
-    run = tmp_path / "opt-0" / "ml" / "checkpoints" / "a"
+    run = tmp_path / "opt-0" / Path(CHECKPOINTS).relative_to("/opt") / "a"
     placement = json.loads((run / "run.json").read_text())["placement"]
     assert (placement["source"], placement["nodes"]) == ("torch", 2)
     assert placement["backend"] == "smddp"
     assert {worker["interface"] for worker in placement["workers"]} == {"eth0"}
-    assert (tmp_path / "opt-1" / "ml" / "code" / "LICENSE").exists()
 
 
-def put_input(directory: Path, rig: Rig, node: int, uploaded: Mapping[str, bytes]) -> None:
-    """Write what a container finds below /opt/ml/input."""
-    channel, config = directory / "data" / "code", directory / "config"
-    channel.mkdir(parents=True)
-    config.mkdir()
-    for name, content in uploaded.items():
-        (channel / name).write_bytes(content)
+def put_input(config: Path, rig: Rig, node: int) -> None:
+    """Write what a container finds in /opt/ml/input/config."""
+    config.mkdir(parents=True)
     hosts = [rig.host(n).name for n in range(2)]
-    described = {
-        "current_host": hosts[node],
-        "current_instance_type": "ml.p4d.24xlarge",
-        "current_group_name": "homogeneousCluster",
-        "hosts": hosts,
-        "network_interface_name": "eth0",
-    }
+    described = {"current_host": hosts[node], "hosts": hosts, "network_interface_name": "eth0"}
     (config / "resourceconfig.json").write_text(json.dumps(described))
-    (config / "hyperparameters.json").write_text("{}")

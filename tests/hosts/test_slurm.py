@@ -1,24 +1,25 @@
-"""Trainings on a real Slurm: submitted, followed, stopped, preempted, failed; srun by hand.
+"""Trainings on a real Slurm: submitted, cancelled, preempted, failed; srun by hand.
 
 The oracle is one undisturbed process: with --shards the final weights have the same bits.
 """
 
 import json
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from paceline.results.run_directory import RunDirectory
-from tests.hosts.overhosts import COMMON, RECIPE
+from tests.hosts.overhosts import COMMON, RECIPE, worker_on
 from tests.hosts.rig import Rig
-from tests.hosts.slurm import Command, Slurm, kill_worker, paceline
+from tests.hosts.slurm import Command, Slurm, paceline
+from tests.launch.waiting import until
 from tests.support.needs import SLURM, need
 
 pytestmark = [pytest.mark.hosts, pytest.mark.xdist_group("hosts")]
 
 HOSTS = 4
+_LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +38,30 @@ class Training:
     """A training with gates (see recipe.py) in a directory that all hosts share."""
 
     def __init__(self, rig: Rig, slurm: Slurm, directory: Path) -> None:
-        self._rig, self._slurm, self._directory = rig, slurm, directory
+        self._rig, self._slurm, self.directory = rig, slurm, directory
         directory.mkdir()
         self.room, self.run = directory / "room", RunDirectory.named(directory / "run")
         self.room.mkdir()
 
-    @property
-    def words(self) -> list[str | Path]:
+    def submit(
+        self, *options: str, patch: object = None, env: Mapping[str, str] | None = None
+    ) -> str:
+        """Submit it. Returns the job's number."""
+        file = self.directory / "patch.yaml"
+        file.write_text(json.dumps(patch or {}))
         own: list[str | Path] = ["--run-dir", self.run.path, "--room", self.room]
-        return ["train", RECIPE, *COMMON, *own]
+        words = paceline("train", RECIPE, *COMMON, *own, "--on", "slurm", "--submit", *options)
+        words += ["--job-patch", file]
+        command = Command(self._rig, self._slurm, words, self.directory, env)
+        assert command.end() == 0, command.err
+        return command.job_id
 
-    def submit(self, *options: str, env: Mapping[str, str] | None = None) -> Command:
-        words = paceline(*self.words, "--on", "slurm", *options)
-        return Command(self._rig, self._slurm, words, self._directory, env)
+    @property
+    def log(self) -> str:
+        return (self.run.cluster / "slurm.log").read_text()
 
-    def reach_gate(self, command: Command, attempt: int = 0) -> None:
-        command.wait_for((self.room / f"reached-{attempt}-1").exists)
+    def reach_gate(self) -> None:
+        until((self.room / "reached-0-1").exists, _LIMIT_S)
 
     def open_gates(self) -> None:
         (self.room / "open").touch()
@@ -71,32 +80,32 @@ def training(rig: Rig, slurm: Slurm, tmp_path: Path) -> Training:
     return Training(rig, slurm, tmp_path / "training")
 
 
-def test_a_job_is_followed_to_its_end(training: Training, undisturbed: object) -> None:
+def test_each_node_starts_its_workers(
+    slurm: Slurm, training: Training, undisturbed: object
+) -> None:
     training.open_gates()
     # Options in the environment must not have the job submit itself again.
-    said = {"PACELINE_PARTITION": "main", "PACELINE_NODES": "2", "PACELINE_WORKERS": "2"}
-    command = training.submit(env=said)
-    assert command.end() == 0, command.err
-    assert "2 nodes, 2 workers on each" in command.out
-    assert "Finished " in command.out
-    assert "runs" in command.err
+    job_id = training.submit(
+        env={"PACELINE_PARTITION": "main", "PACELINE_NODES": "2", "PACELINE_WORKERS": "2"}
+    )
+    slurm.wait_for(job_id, "COMPLETED")
+    assert "Finished " in training.log
     assert training.summary()["weights_sha256"] == undisturbed
     assert training.summary()["world_size"] == 4
     assert training.workers() == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_stopped_by_a_signal_and_gone_on_with_by_srun(
+def test_cancelled_and_resumed_by_srun_with_a_task_a_worker(
     rig: Rig, slurm: Slurm, training: Training, tmp_path: Path, undisturbed: object
 ) -> None:
-    command = training.submit("--nodes", "2", "--workers", "1")
-    training.reach_gate(command)
-    command.process.send_signal(signal.SIGINT)
-    command.wait_for(lambda: "Stopping job" in command.err)
+    job_id = training.submit("--nodes", "2", "--workers", "1")
+    training.reach_gate()
+    slurm.run("scancel", job_id)
     training.open_gates()
-    assert command.end() == 75, command.err
-    assert "Stopped. Resume from step" in command.out
+    slurm.wait_for(job_id, "CANCELLED")
+    until(lambda: "Stopped. Resume from step" in training.log, _LIMIT_S)
     assert training.summary()["stopped_because"] == "signal"
-    assert slurm.field(command.job_id, "Restarts") == "0"
+    assert slurm.field(job_id, "Restarts") == "0"
 
     # Two nodes with two workers and one, by hand, in a shell that salloc gives.
     resume = paceline("resume", training.run.path)
@@ -113,84 +122,62 @@ def test_preempted_and_out_of_time_jobs_go_on_exactly(
     preempted = Training(rig, slurm, tmp_path / "preempted")
     limited = Training(rig, slurm, tmp_path / "limited")
     nodes = ["--nodes", "2", "--workers", "1"]
-    first = preempted.submit(*nodes, "--slurm-arg=--nodelist=n0,n1", "--slurm-arg=--exclusive")
-    second = limited.submit(*nodes, "--slurm-arg=--nodelist=n2,n3", "--slurm-grace", "55s")
-    preempted.reach_gate(first)
-    limited.reach_gate(second)
-    slurm.run("scontrol", "update", f"jobid={second.job_id}", "timelimit=1")
+    first = preempted.submit(*nodes, patch={"nodelist": "n0,n1", "exclusive": True})
+    second = limited.submit(*nodes, patch={"nodelist": "n2,n3", "signal": "TERM@55"})
+    preempted.reach_gate()
+    limited.reach_gate()
+    slurm.run("scontrol", "update", f"jobid={second}", "timelimit=1")
     urgent = ["srun", "-p", "urgent", "-N2", "-w", "n0,n1", "--exclusive", "hostname"]
     higher = Command(rig, slurm, urgent, tmp_path / "urgent")
-    first.wait_for(lambda: slurm.field(first.job_id, "PreemptTime") != "None")
+    until(lambda: slurm.field(first, "PreemptTime") != "None", _LIMIT_S)
     preempted.open_gates()
-    first.wait_for(lambda: "waits: BeginTime" in first.err)
-    assert "Queued again" in first.out
     assert higher.end() == 0
-    second.wait_for(lambda: "STEP" in second.out)  # slurmd's note of the signal
+    until(lambda: "STEP" in limited.log, _LIMIT_S)  # slurmd's note of the signal
     limited.open_gates()
-    second.wait_for(lambda: "Queued again" in second.out)
+    for job_id in (first, second):
+        slurm.wait_for(job_id, "PENDING")
 
-    slurm.start_again(first.job_id)
-    slurm.run("scontrol", "update", f"jobid={second.job_id}", "timelimit=30")
-    slurm.start_again(second.job_id)
-    for training, command in ((preempted, first), (limited, second)):
-        assert command.end() == 0, command.err
-        assert "runs, restart 1" in command.err
-        assert "attempt 1, rank 0" in training.run.rank_log(0).read_text()
+    slurm.run("scontrol", "update", f"jobid={second}", "timelimit=30")
+    for training, job_id in ((preempted, first), (limited, second)):
+        assert training.summary()["stopped_because"] == "signal"
+        slurm.start_again(job_id)
+    for training, job_id in ((preempted, first), (limited, second)):
+        slurm.wait_for(job_id, "COMPLETED")
+        assert slurm.field(job_id, "Restarts") == "1"
         assert training.summary()["weights_sha256"] == undisturbed
 
 
 def test_a_lost_worker_is_worth_a_retry_and_an_error_of_the_job_is_not(
     rig: Rig, slurm: Slurm, training: Training
 ) -> None:
-    command = training.submit("--nodes", "2", "--workers", "1", "--slurm-arg=--nodelist=n2,n3")
-    training.reach_gate(command)
-    kill_worker(rig.host(3))
+    job_id = training.submit("--nodes", "2", "--workers", "1", patch={"nodelist": "n2,n3"})
+    training.reach_gate()
+    worker_on(rig.host(3)).kill()
     training.open_gates()
-    command.wait_for(lambda: "Queued again" in command.out)
-    assert "Killed" in command.out
+    slurm.wait_for(job_id, "PENDING")
+    assert "rank 1 (h3" in training.log
+    assert "killed by SIGKILL" in training.log
     (training.room / "boom").touch()
-    slurm.start_again(command.job_id)
-    assert command.end() == 65, command.err
-    assert "ValueError: boom" in command.out
-    assert slurm.field(command.job_id, "Restarts") == "1"
-    assert slurm.field(command.job_id, "ExitCode") == "65:0"
+    slurm.start_again(job_id)
+    slurm.wait_for(job_id, "FAILED")
+    assert "ValueError: boom" in training.log
+    assert slurm.field(job_id, "Restarts") == "1"
+    assert slurm.field(job_id, "ExitCode") == "65:0"
 
 
-def test_what_slurm_refuses_or_lets_wait_is_said(
+def test_what_slurm_refuses_is_said(
     rig: Rig, slurm: Slurm, training: Training, tmp_path: Path
 ) -> None:
-    command = training.submit("--partition", "nowhere")
+    words = ["train", "digits", "--on", "slurm", "--submit", "--partition", "nowhere"]
+    command = Command(rig, slurm, paceline(*words), tmp_path / "nowhere")
     assert command.end() == 2
-    assert command.err.count("\n") == 1 + command.err.count("usually a directory")
-    assert "Slurm refuses the job: invalid partition specified: nowhere" in command.err
-    assert not training.run.path.exists()
-
-    waiting = training.submit("--nodes", str(HOSTS), "--slurm-arg=--begin=now+1hour")
-    waiting.wait_for(lambda: "waits: BeginTime" in waiting.err)
-    waiting.process.send_signal(signal.SIGTERM)
-    assert waiting.end() == 75
-    assert slurm.field(waiting.job_id, "JobState") == "CANCELLED"
-
-    # Each host has a /media of its own.
-    apart = Command(
-        rig,
-        slurm,
-        paceline("train", "digits", "--on", "slurm", "--run-dir", "/media/apart"),
-        tmp_path / "apart",
-    )
-    assert apart.end() == 70, apart.err
-    assert "name one with --run-dir that all nodes and this machine share" in apart.err
+    assert "invalid partition specified: nowhere" in command.err
+    assert "not submitted: sbatch ended with exit code 1" in command.err
 
 
-def test_quotes_reach_slurm_by_the_script_alone(
-    rig: Rig, slurm: Slurm, training: Training, tmp_path: Path
-) -> None:
+def test_quotes_reach_slurm(slurm: Slurm, training: Training) -> None:
     comment = """it's "$(touch x)" `y` \\ # & ; é"""
-    command = training.submit("--dry-run", f"--slurm-arg=--comment={comment}", "--slurm-arg=-H")
-    assert command.end() == 0
-    script = tmp_path / "by-hand.sh"
-    script.write_text(command.out)
-    job_id = slurm.run("sbatch", "--parsable", script).strip()
+    job_id = training.submit(patch={"comment": comment, "hold": True})
     shown = slurm.run("scontrol", "show", "job", "-o", job_id)
     slurm.run("scancel", job_id)
     assert f" Comment={comment} " in shown.partition("Requeue=")[2], shown[-700:]

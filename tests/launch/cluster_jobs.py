@@ -7,21 +7,21 @@ from typing import Any
 from paceline.launch.cluster import ClusterJob
 
 _JOB = ClusterJob(
-    command=("paceline", "train", "digits", "--run-dir", "runs/a"),
+    command=("train", "digits"),
+    options=("--epochs", "2"),
     name="paceline-digits",
     nodes=2,
     workers=None,
     gpus_per_node=None,
     time_limit_s=None,
     image="example.org/team/train:1",
-    detach=False,
-    dry_run=False,
     max_restarts=3,
     directory=Path("/nowhere"),
     run_dir="runs/a",
+    folder=Path("/nowhere/runs/a/cluster"),
 )
 
 
 def a_job(**changes: Any) -> ClusterJob:
-    """Give a job of two nodes; changes are fields of it."""
+    """Return a job of two nodes; changes are fields of it."""
     return replace(_JOB, **changes)

@@ -1,25 +1,25 @@
-"""One table drives all launchers, one of another package among them, against stand-ins."""
+"""One table drives all launchers, one of another package among them."""
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.cli.app import main
 from paceline.errors import ExitCode, UsageError
-from paceline.launch import follow, registry
-from paceline.launch.cluster import ClusterJob
+from paceline.launch import registry
+from paceline.launch.base import Launcher, Rendered
 from paceline.launch.registry import LauncherEntry, launchers
 from paceline.options import entry_points
 from tests.launch.cluster_jobs import a_job
-from tests.launch.clusters import CLUSTERS, RUN_DIR, Cluster
-from tests.launch.waiting import patient, until
+from tests.launch.waiting import patient
+from tests.support.ports import free_port
 
 PLUGIN = Path(__file__).parent / "plugin"
 """A package of somebody else's, with a launcher called parallel."""
@@ -56,90 +56,104 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     forget()
 
 
-@pytest.fixture(params=CLUSTERS)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "slurm": {},
+    "kubernetes": {},
+    "skypilot": {},
+    "sagemaker": {
+        "instance_type": "ml.g5.12xlarge",
+        "role": "arn:aws:iam::123456789012:role/training",
+        "s3_output": "s3://my-bucket/paceline",
+    },
+    "parallel": {},
+}
+"""What each launcher needs."""
 
 
-@pytest.fixture
-def cluster(
-    name: str, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
-    monkeypatch.setattr(follow, "LOOK_S", 0.01)
-    cluster = CLUSTERS[name](tmp_path, monkeypatch)
-    with cluster.running():
-        yield cluster
-
-
-Launch = Callable[..., int]
-
-
-@pytest.fixture
-def launch(name: str, cluster: Cluster, tmp_path: Path) -> Launch:
-    (tmp_path / "train.py").write_text("print(1)\n")
-
-    def run(**changes: object) -> int:
-        entry = launchers()[name]
-        image = None if name == "slurm" else "example.org/train:1"
-        job: ClusterJob = a_job(directory=tmp_path, run_dir=RUN_DIR, image=image, **changes)
-        return follow.launch(entry.make(entry.options_class()(**cluster.options)), job)
-
-    return run
+def rendered(name: str, **changes: object) -> tuple[Launcher, Rendered]:
+    entry = launchers()[name]
+    launcher = entry.make(entry.options_class()(**OPTIONS[name]))
+    image = None if name == "slurm" else "example.org/train:1"
+    return launcher, launcher.render(a_job(image=image, **changes))
 
 
 def test_every_launcher_stands_in_the_table(installed: Path) -> None:
     assert list(launchers()) == list(registry.launcher_names())
-    assert launchers().keys() == CLUSTERS.keys()
+    assert launchers().keys() == OPTIONS.keys()
 
 
-@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.JOB])
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.core_cases(5)
-def test_output_is_shown_and_the_exit_code_is_the_trainings(
-    code: ExitCode, cluster: Cluster, launch: Launch, capsys: pytest.CaptureFixture[str]
+def test_what_is_rendered_goes_on_when_it_is_started_again(name: str, installed: Path) -> None:
+    _, made = rendered(name)
+    (text,) = made.files.values()
+    words = text.replace('"', " ").replace(",", " ").split()
+    assert {"train", "digits", "--epochs", "2", "--run-dir", "--resume"} <= {*words}
+    (file,) = made.files
+    assert made.submit[-1].endswith(f"/nowhere/runs/a/cluster/{file}")
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "sagemaker"])
+def test_it_is_submitted_by_the_clusters_own_tool(
+    name: str, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.play("epoch 1\nepoch 2\n", code)
-    assert launch() == code
-    out = capsys.readouterr().out
-    assert 0 <= out.index("epoch 1\n") < out.index("epoch 2\n")
-    assert not cluster.was_stopped()
+    launcher, made = rendered(name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=f"--submit needs {made.submit[0]}"):
+        launcher.submit(made)
+    tool = tmp_path / made.submit[0]
+    tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/said\n')
+    tool.chmod(0o755)
+    launcher.submit(made)
+    assert (tmp_path / "said").read_text().splitlines() == list(made.submit[1:])
+    tool.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(UsageError, match="exit code 3"):
+        launcher.submit(made)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.core_cases(4)
-def test_a_signal_stops_the_job_for_a_resume(
-    number: signal.Signals, cluster: Cluster, launch: Launch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def run_cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(["train", "digits", *words])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+def test_files_are_written_into_the_run_directory(
+    tmp_path: Path, run_cli: Callable[..., tuple[int, str]]
 ) -> None:
-    cluster.play("epoch 1\n", None)
-
-    def send() -> None:
-        until(cluster.has_job)
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert launch() == ExitCode.RESUMABLE
-    thread.join()
-    assert cluster.was_stopped()
-    out, err = capsys.readouterr()
-    assert "epoch 1\n" in out
-    assert err.count("Stopping ") == 1
-
-
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # meant to
-@pytest.mark.core_cases(2)
-def test_detached_the_job_runs_on(cluster: Cluster, launch: Launch) -> None:
-    cluster.play("epoch 1\n", None, detached=True)
-    assert launch(detach=True) == ExitCode.DONE
-    assert not cluster.was_stopped()
+    (tmp_path / "patch.yaml").write_text("mem: 64G\n")
+    on_slurm = ("--on", "slurm", "--run-dir", "runs/a", "--job-patch", "patch.yaml")
+    code, said = run_cli(*on_slurm, "--dry-run")
+    assert (code, said[:12]) == (ExitCode.DONE, "#!/bin/bash\n")
+    assert not (tmp_path / "runs").exists()
+    code, said = run_cli(*on_slurm)
+    script = tmp_path / "runs" / "a" / "cluster" / "slurm.sh"
+    assert code == ExitCode.DONE
+    assert "#SBATCH --mem=64G" in script.read_text()
+    assert f"Submit:  sbatch {script}\nFollow:  tail -F {script.parent}/slurm.log\nStop:" in said
+    # A run directory that the nodes alone see has one of its name here.
+    code, _ = run_cli("--on", "kubernetes", "--image", "x", "--run-dir", "/volume/b")
+    assert code == ExitCode.DONE
+    manifests = tmp_path / "runs" / "b" / "cluster" / "kubernetes.yaml"
+    assert "- /volume/b\n" in manifests.read_text()
 
 
-def test_a_dry_run_hands_nothing_over(
-    cluster: Cluster, launch: Launch, capsys: pytest.CaptureFixture[str]
+def test_another_training_is_gone_on_with_where_that_is_said(
+    tmp_path: Path, run_cli: Callable[..., tuple[int, str]]
 ) -> None:
-    cluster.play("epoch 1\n", ExitCode.DONE)
-    assert launch(dry_run=True) == ExitCode.DONE
-    assert capsys.readouterr().out.strip()
-    assert not cluster.has_job()
+    (tmp_path / "run.json").write_text("{}")
+    words = ("--on", "slurm", "--run-dir", str(tmp_path))
+    code, said = run_cli(*words)
+    assert code == ExitCode.USAGE
+    assert "already holds a training" in said
+    assert run_cli(*words, "--resume")[0] == ExitCode.DONE
 
 
 def python(*words: str, site: Path, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -157,24 +171,26 @@ def python(*words: str, site: Path, cwd: Path) -> "subprocess.CompletedProcess[s
 def test_another_packages_launcher_is_in_the_help(tmp_path: Path) -> None:
     install(PLUGIN, tmp_path / "site")
     shown = python("train", "--help-all", site=tmp_path / "site", cwd=tmp_path).stdout
-    choices = re.search(r"\[choices: (auto, local, .*?)\]", " ".join(shown.split()))
+    choices = re.search(
+        r"\[choices: (auto, local, .*?)\]", " ".join(shown.replace("│", " ").split())
+    )
     assert choices is not None
     assert {*registry.launcher_names(), "parallel"} <= set(choices[1].split(", "))
-    assert "--parallel-python" in shown
+    assert "--parallel-port" in shown
     wrong = python("train", "--on", "parallel-2", site=tmp_path / "site", cwd=tmp_path)
     assert wrong.returncode == ExitCode.USAGE
     assert "parallel" in wrong.stderr
 
 
 @pytest.mark.slow
-def test_another_packages_launcher_trains(tmp_path: Path) -> None:
+def test_another_packages_launcher_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(PLUGIN, tmp_path / "site")
-    where = ["--on", "parallel", "--nodes", "2", "--workers", "1", "--parallel-python"]
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    where = ["--on", "parallel", "--nodes", "2", "--workers", "1", "--submit"]
     options = ["--epochs", "1", "--device", "cpu", "--threads", "1", "--run-dir", "runs/a"]
-    words = ["train", "digits", *options, *where, sys.executable]
+    words = ["train", "digits", *options, *where, "--parallel-port", str(free_port())]
     done = python(*words, site=tmp_path / "site", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Started 2 processes" in done.stdout
     summary = (tmp_path / "runs" / "a" / "summary.json").read_text()
     assert '"world_size": 2' in summary
     assert '"nodes": 2' in summary

@@ -19,7 +19,6 @@ from paceline.launch.signals import (
     CommandInterrupt,
     InterruptedStartError,
     Interrupts,
-    StopRequestedError,
     signals_raised,
     stop_requests,
 )
@@ -256,23 +255,11 @@ def test_an_ignored_hangup_stays_ignored() -> None:
 
 
 def test_requests_to_stop_that_are_close_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stop_requests(hangup=True) as stop:
-        stop.check()
+    with stop_requests() as stop:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
         assert stop.count == 1
-        with pytest.raises(StopRequestedError):
-            stop.check()
         monkeypatch.setattr(signals, "SAME_S", 0.0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.raise_signal(number)
         assert stop.count == 4
-
-
-@pytest.mark.parametrize("hangup", [True, False])
-def test_a_closed_terminal_is_a_request_where_that_is_said(hangup: bool) -> None:
-    before = {n: signal.getsignal(n) for n in signals.STOP_SIGNALS}
-    with stop_requests(hangup=hangup) as stop:
-        taken = {n for n in before if signal.getsignal(n) == stop.note}
-        assert taken == {*before} - (set() if hangup else {signal.SIGHUP})
-    assert {n: signal.getsignal(n) for n in before} == before

@@ -5,7 +5,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.yaml_text import Plain, to_yaml
+from paceline.launch.cluster import Plain
+from paceline.launch.yaml_text import to_yaml
 
 LEAVES = st.one_of(
     st.none(),

@@ -89,11 +89,11 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_launcher_may_have_a_folder_of_its_own_there_before(tmp_path: Path) -> None:
+def test_what_was_rendered_for_a_cluster_may_be_there_before(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    run.of_launcher("parallel").mkdir()
+    run.cluster.mkdir()
     run.create()
-    assert (tmp_path / "launcher-parallel").is_dir()
+    assert run.cluster.is_dir()
 
 
 def test_a_training_killed_while_it_wrote_its_first_file_can_be_started_again(

@@ -1,25 +1,23 @@
 """Options that send a training elsewhere: to hosts by ssh, or to a cluster that starts it."""
 
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import cache
-from pathlib import Path
+from math import ceil
+from pathlib import Path, PurePosixPath
 
-from paceline.errors import UsageError
-from paceline.launch.cluster import ClusterJob, ClusterOptions
-from paceline.launch.follow import launch
+from paceline.errors import ExitCode, UsageError
+from paceline.launch.cluster import ClusterJob, ClusterOptions, read_patch
 from paceline.launch.registry import launchers
 from paceline.launch.ssh.options import HostsOptions
 from paceline.options.command_line import flag
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import OptionField, OptionValue, option_fields, pick
-from paceline.results.run_directory import USUAL_FOLDER, usual_name
+from paceline.results.run_directory import USUAL_FOLDER, RunDirectory, usual_name
 from paceline.training.config import TrainConfig, training_options
-
-_SHARED = ("tag",)
-"""Options of the training that a launcher may have as well: tags of its service."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +38,13 @@ class ClusterChoice:
         if on in launchers() and self.hosts.named:
             raise UsageError(f"--on {on} and --hosts can't be combined")
         useful = {field.name for field in fields(HostsOptions)} if self.hosts.named else set()
-        useful |= {"dry_run"}
+        useful |= {"dry_run", "resume"}
         if on in launchers():
             useful = {field.name for field in fields(ClusterOptions)}
             useful |= {option.name for option in _own_options(on)}
         for name in self.given:
             if name not in useful:
-                here = "; here `paceline resume` resumes a training" if name == "resume" else ""
-                raise UsageError(f"{flag(name)} has no effect without {_needed(name)}{here}")
+                raise UsageError(f"{flag(name)} has no effect without {_needed(name)}")
 
     def plans_alone(self, on: str) -> bool:
         """Tell whether `--dry-run` was given for a training that no cluster is to start."""
@@ -89,38 +86,80 @@ def take_cluster_choice(given: dict[str, OptionValue]) -> ClusterChoice:
     )
 
 
-def submit(
-    elsewhere: ClusterChoice, config: TrainConfig, command: tuple[str, ...], name: str, run_dir: str
+def render(
+    elsewhere: ClusterChoice,
+    config: TrainConfig,
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+    name: str,
+    run_dir: str,
+    script_args: tuple[str, ...] = (),
 ) -> int:
-    """Hand a training to the cluster that `--on` names. Returns the exit code.
+    """Render a training for the cluster that `--on` names, and submit it if asked to.
 
     Args:
-        command: Words of the command that is to run there.
+        command: `train` or `run` and what is trained; or `resume`.
+        options: Words of the training's options.
         name: Of the recipe or script, fit for a file's name.
+
+    Returns:
+        The exit code.
     """
     elsewhere.check(config.launch.on)
-    options = elsewhere.cluster
-    limit = options.time_limit
+    entry, wanted = launchers()[config.launch.on], elsewhere.cluster
+    launcher = entry.make(pick(entry.options_class(), elsewhere.given))
+    # The files lie in the run directory, or in one of its name where nodes don't share it.
+    here = run_dir if launcher.shares_files else USUAL_FOLDER / PurePosixPath(run_dir).name
+    run = replace(RunDirectory.named(here), shared=config.metrics.share_run_dir)
+    limit = wanted.time_limit
     job = ClusterJob(
         command=command,
-        name=options.job_name or f"paceline-{name}",
-        nodes=options.nodes,
+        options=options,
+        script_args=script_args,
+        name=wanted.job_name or f"paceline-{name}",
+        nodes=wanted.nodes,
         workers=config.launch.workers,
-        gpus_per_node=options.gpus_per_node,
-        time_limit_s=None if limit is None else parse_duration_s(limit),
-        image=options.image,
-        detach=options.detach,
-        dry_run=options.dry_run,
+        gpus_per_node=wanted.gpus_per_node,
+        time_limit_s=None if limit is None else ceil(parse_duration_s(limit, "--time-limit")),
+        image=wanted.image,
         max_restarts=config.launch.max_restarts,
         directory=Path.cwd(),
-        run_dir=run_dir,
-        shared=config.metrics.share_run_dir,
-        resume=options.resume or command[1] == "resume",
+        run_dir=str(run.path) if launcher.shares_files else run_dir,
+        folder=run.cluster,
+        patch=read_patch(wanted.job_patch),
     )
-    entry = launchers()[config.launch.on]
-    # A service's tags have values: the others are the run's alone.
-    shared = {"tag": tuple(tag for tag in config.metrics.tag if "=" in tag)}
-    return launch(entry.make(pick(entry.options_class(), {**elsewhere.given, **shared})), job)
+    rendered = launcher.render(job)
+    if wanted.dry_run:
+        print("".join(rendered.files.values()), end="")
+        return ExitCode.DONE
+    if launcher.shares_files and not wanted.resume and command[0] != "resume":
+        run.refuse_to_overwrite()
+    _write(run, rendered.files)
+    if wanted.submit:
+        launcher.submit(rendered)
+    else:
+        print(f"Submit:  {shlex.join(rendered.submit)}")
+    print(f"Follow:  {rendered.follow}\nStop:    {rendered.stop}")
+    return ExitCode.DONE
+
+
+def _write(run: RunDirectory, files: Mapping[str, str]) -> None:
+    """Write what was rendered, and name the files.
+
+    Raises:
+        UsageError: They can't be written.
+    """
+    try:
+        for place in (run.path, run.cluster):
+            place.mkdir(run.directory_mode, parents=True, exist_ok=True)
+        for name, text in files.items():
+            (run.cluster / name).write_text(text)
+            print(f"Written: {run.cluster / name}")
+    except OSError as error:
+        raise UsageError(
+            f"{run.cluster} can't be written ({error.strerror}). Name another run directory with "
+            "--run-dir"
+        ) from error
 
 
 def run_dir_there(name: str) -> str:
@@ -132,10 +171,9 @@ def run_dir_there(name: str) -> str:
 
 
 def _own_options(kind: str) -> tuple[OptionField, ...]:
-    """List a launcher's options, without those that it shares with the training."""
+    """List a launcher's options."""
     entry = launchers()[kind]
-    listed = option_fields(entry.options_class(), entry.heading)
-    return tuple(option for option in listed if option.name not in _SHARED)
+    return tuple(option_fields(entry.options_class(), entry.heading))
 
 
 def _needed(name: str) -> str:

@@ -287,10 +287,26 @@ def from_skypilot(environment: Environment) -> NodePlacement | None:
     )
 
 
+def slurm_node(environment: Environment) -> NodePlacement | None:
+    """Read the place of a node on which srun has started one task, its supervisor."""
+    task = from_slurm(environment)
+    if task is None:
+        return None
+    return NodePlacement(
+        node_rank=task.node_rank,
+        nodes=task.nodes,
+        workers=None,
+        source="slurm",
+        master_addr=task.master_addr,
+        master_port=task.master_port,
+    )
+
+
 NODES: Mapping[Source, Callable[[Environment], NodePlacement | None]] = {
     "kubeflow": from_kubeflow,
     "sagemaker": from_sagemaker,
     "skypilot": from_skypilot,
+    "slurm": slurm_node,
 }
 """In the order in which they count; all of them after the launchers of workers."""
 

@@ -47,8 +47,9 @@ class LaunchOptions:
 
     on: On = "auto"
     """Where workers run: local starts them on this machine, here makes this process the worker,
-    auto picks here when torchrun (or the like) started it and local otherwise. The others hand the
-    training to a cluster."""
+    auto picks here when torchrun (or the like) started it and local otherwise. node: srun has
+    started this process, once a node, and it starts the node's workers. The others render the
+    training for a cluster."""
 
     def __post_init__(self) -> None:
         """Check the ranges.

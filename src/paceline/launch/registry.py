@@ -11,7 +11,7 @@ from paceline.launch.base import Launcher
 from paceline.options.entry_points import added_names, imported, with_added
 
 GROUP = "paceline.launchers"
-PLACES = ("auto", "local", "here")
+PLACES = ("auto", "local", "here", "node")
 """What `--on` can say beside a cluster."""
 
 
@@ -40,23 +40,23 @@ class LauncherEntry:
 _BUILT_IN: Mapping[str, LauncherEntry] = {
     "slurm": LauncherEntry(
         heading="Slurm",
-        options="paceline.launch.slurm.options:SlurmOptions",
-        launcher="paceline.launch.slurm.launcher:SlurmLauncher",
+        options="paceline.launch.slurm:SlurmOptions",
+        launcher="paceline.launch.slurm:SlurmLauncher",
     ),
     "kubernetes": LauncherEntry(
         heading="Kubernetes",
-        options="paceline.launch.kubernetes.options:KubernetesOptions",
-        launcher="paceline.launch.kubernetes.launcher:KubernetesLauncher",
+        options="paceline.launch.cluster:NoOptions",
+        launcher="paceline.launch.kubernetes:KubernetesLauncher",
     ),
     "skypilot": LauncherEntry(
         heading="SkyPilot",
-        options="paceline.launch.skypilot.options:SkypilotOptions",
-        launcher="paceline.launch.skypilot.launcher:SkypilotLauncher",
+        options="paceline.launch.cluster:NoOptions",
+        launcher="paceline.launch.skypilot:SkypilotLauncher",
     ),
     "sagemaker": LauncherEntry(
         heading="SageMaker",
-        options="paceline.launch.sagemaker.options:SagemakerOptions",
-        launcher="paceline.launch.sagemaker.launcher:SagemakerLauncher",
+        options="paceline.launch.sagemaker:SagemakerOptions",
+        launcher="paceline.launch.sagemaker:SagemakerLauncher",
     ),
 }
 

@@ -75,10 +75,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class StopRequestedError(BaseException):
-    """The user wants to stop. Not an Exception: nothing on the way may swallow it."""
-
-
 @final
 class StopRequests:
     """Counts how often a command that waits for a job elsewhere was asked to stop.
@@ -98,22 +94,12 @@ class StopRequests:
             self.count += 1
         self._last_s = now_s
 
-    def check(self) -> None:
-        """Raise StopRequestedError if a signal came."""
-        if self.count:
-            raise StopRequestedError
-
 
 @contextmanager
-def stop_requests(*, hangup: bool) -> Iterator[StopRequests]:
-    """Count signals while the block runs; none ends the process.
-
-    Args:
-        hangup: Whether SIGHUP is one of them; else it ends the process as usual.
-    """
+def stop_requests() -> Iterator[StopRequests]:
+    """Count signals while the block runs; none ends the process."""
     requests = StopRequests()
-    numbers = [n for n in STOP_SIGNALS if hangup or n != signal.SIGHUP]
-    with stops_handled(requests.note, numbers):
+    with stops_handled(requests.note):
         yield requests
 
 

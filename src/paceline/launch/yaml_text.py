@@ -1,12 +1,10 @@
 """Writes plain values as YAML that people like to read; any YAML reader reads the same back."""
 
 import re
-from collections.abc import Mapping, Sequence
 
 import yaml
 
-Plain = str | int | float | bool | None | Mapping[str, "Plain"] | Sequence["Plain"]
-"""What a manifest consists of."""
+from paceline.launch.cluster import Plain
 
 _SAFE = re.compile(r"[A-Za-z/_][A-Za-z0-9/_.()+=-]*( [A-Za-z0-9/_.()+=-]+)*")
 _WORDS_WITH_A_MEANING = frozenset("y n yes no on off true false null".split())

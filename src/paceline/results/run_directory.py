@@ -53,7 +53,6 @@ _LOCK_WAIT_S = 0.2
 _MAKE_TRIES = 100
 _SNAPSHOT = re.compile(r"step-([0-9]{12})")
 _TOKEN = ".launcher-"
-_OF_LAUNCHER = "launcher-"
 
 
 SampleUnit = Literal["images", "samples"]
@@ -231,13 +230,9 @@ class RunDirectory:
         return self.path / f"tracker-{name}.json"
 
     @property
-    def slurm(self) -> Path:
-        """The scripts of Slurm jobs, what they printed, and how they ended."""
-        return self.path / "slurm"
-
-    def of_launcher(self, name: str) -> Path:
-        """Name the folder in which a launcher may keep files of its own before workers run."""
-        return self.path / f"{_OF_LAUNCHER}{name}"
+    def cluster(self) -> Path:
+        """What was rendered for a cluster, and what its job prints."""
+        return self.path / "cluster"
 
     @property
     def report_html(self) -> Path:
@@ -381,7 +376,7 @@ class RunDirectory:
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""
         # What a training makes before it begins, and names under which files are being written.
-        ours = {self.snapshots.name, self.logs.name, self.slurm.name}
+        ours = {self.snapshots.name, self.logs.name, self.cluster.name}
         ours |= {self._lock_file.name, self._claim_file.name, self.copy_json.name}
         if self._lock_file.exists():
             tables = (self.metrics_csv, self.steps_csv)  # begun before run.json is written
@@ -389,7 +384,7 @@ class RunDirectory:
         here = {
             path.name
             for path in self.path.iterdir()
-            if not path.name.startswith((_TOKEN, _OF_LAUNCHER)) and not _LEFT.fullmatch(path.name)
+            if not path.name.startswith(_TOKEN) and not _LEFT.fullmatch(path.name)
         }
         return here <= ours and not self._has_snapshots()
 

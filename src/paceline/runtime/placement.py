@@ -182,7 +182,7 @@ def worker_here(launch: LaunchOptions, dist: DistOptions) -> Placement | None:
     Raises:
         UsageError: What started this process and the options contradict each other.
     """
-    if launch.on == "local":
+    if launch.on in ("local", "node"):
         return None
     # Explicit options count before what a launcher has set.
     environment = read_environment()
@@ -224,10 +224,18 @@ def node_here(launch: LaunchOptions, dist: DistOptions) -> NodePlacement | None:
 
     Returns:
         With the number of workers that this node is to start; None where there is no such service.
+
+    Raises:
+        UsageError: `--on node` was given where nothing says which node this is.
     """
-    if launch.on != "auto" or dist.rank is not None:
+    if launch.on not in ("auto", "node") or dist.rank is not None:
         return None
-    node = detect_launchers(read_environment()).node
+    findings = detect_launchers(read_environment())
+    node = findings.node
+    if launch.on == "node":
+        if not findings.nodes:
+            raise UsageError("--on node is for what srun has started once a node; nothing has here")
+        node = findings.nodes[0]
     if node is None or node.nodes == 1:
         return None
     gpus = count_gpus(dist.device, dist.backend)

@@ -1,11 +1,15 @@
 """Starts this node's workers where a service has started one process on each of several nodes."""
 
 import json
+import socket
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from paceline.distributed.placement import NodePlacement
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import ExitCode, InfrastructureError, UsageError
+from paceline.launch.errors.error_records import exit_code_of, forget_failures, read_failures
+from paceline.launch.errors.failures import root_cause
 from paceline.launch.local.worker import NodeRendezvous
 from paceline.launch.restart_policy import Policy
 from paceline.runtime.copying import owner
@@ -33,12 +37,15 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
     from paceline.launch.local.launcher import launch_local
 
     # Meet the other nodes first: rank 0's node names the run directory.
+    if node.source == "kubeflow":
+        wait_for_host(node.master_addr, launch.config.dist.timeout_s)
     rendezvous = _rendezvous(launch.config, node)
     with ExitStack() as owned:
         launch = agree_on_run(launch, owner(owned))
         run, leads = launch.run, node.node_rank == 0
         if leads:
             run.remove_summary()
+            forget_failures(run.logs)  # of an earlier start
             owned.enter_context(tracked(run, launch.config.metrics, quiet=launch.quiet))
         forkserver.prepare(PRELOAD, launch.place.threads)
         outcome = launch_local(
@@ -56,10 +63,35 @@ def start_on_node(launch: Launch, node: NodePlacement) -> int:
         if leads and not outcome.failures:
             return announce_end(run, interrupted=_was_stopped(outcome), quiet=launch.quiet)
         if outcome.failures and not outcome.interrupted:
+            # Each node reports its own failures, and the first one the cause among all of them,
+            # whose records it sees where nodes share the run directory.
+            every = {each.rank: each for each in (*read_failures(run.logs), *outcome.failures)}
+            failures = root_cause(every.values())
             if leads:
-                return announce_failure(run, outcome.failures)
-            return announce_failure(run, outcome.failures, None)
+                return announce_failure(run, failures)
+            announce_failure(run, outcome.failures, None)
+            return int(exit_code_of(failures[0].kind))
         return ExitCode.RESUMABLE if _was_stopped(outcome) else ExitCode.DONE
+
+
+def wait_for_host(host: str, timeout_s: float) -> None:
+    """Wait until a host's name has an address: a pod's name has one once the pod runs.
+
+    Raises:
+        InfrastructureError: It has none in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise InfrastructureError(
+                    f"the host of rank 0, {host}, has no address after {timeout_s:g} s"
+                ) from error
+            time.sleep(1.0)
+        else:
+            return
 
 
 def _rendezvous(config: TrainConfig, node: NodePlacement) -> NodeRendezvous:

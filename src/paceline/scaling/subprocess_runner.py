@@ -58,7 +58,7 @@ def run_command(
     """
     begun_s = time.monotonic()
     # Counted, not raised: in the middle of a fork an exception is lost.
-    with stop_requests(hangup=True) as requests, log.open("w", encoding="utf-8") as out:
+    with stop_requests() as requests, log.open("w", encoding="utf-8") as out:
         process = start_apart(command, out)
         try:
             # None: too late; True: enough was measured, stop it; False: it has ended by itself.

@@ -229,7 +229,8 @@ class SessionSettings(TypedDict, total=False):
 
     on: str | None
     """Where workers run: local starts them on this machine, here makes this process the worker,
-    auto picks here when torchrun (or the like) started it and local otherwise."""
+    auto picks here when torchrun (or the like) started it and local otherwise. node: srun has
+    started this process, once a node, and it starts the node's workers."""
 
     init_method: str | None
     """Where workers meet, as in PyTorch: env:// (MASTER_ADDR and MASTER_PORT in the

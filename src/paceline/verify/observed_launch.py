@@ -59,7 +59,7 @@ def run_observed(
     forget_failures(log_dir)
     kills_before = oom_kills()
     # A signal is only noted: raised while a process is being started, it would lose that.
-    with log.open("w", encoding="utf-8") as out, stop_requests(hangup=True) as stops:
+    with log.open("w", encoding="utf-8") as out, stop_requests() as stops:
         process = _start(command, variables, out)
         until_s = time.monotonic() + _START_S
         while process.poll() is None and not stops.count:

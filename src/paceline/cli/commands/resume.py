@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
-from paceline.cli.cluster_submit import ClusterChoice, cluster_options, submit, take_cluster_choice
+from paceline.cli.cluster_submit import ClusterChoice, cluster_options, render, take_cluster_choice
 from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
 from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
@@ -337,8 +337,9 @@ def _resume(
         output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}
         sent |= {"allow_change": tuple(allowed)} if allowed else {}
-        command = ("paceline", "resume", str(run.path), *words(sent), *output.sent_on())
-        return submit(choice, config, command, file_name(run.path.name), str(run.path))
+        options = (*words(sent), *output.sent_on())
+        name = file_name(run.path.name)
+        return render(choice, config, ("resume",), options, name, str(run.path))
     # Here or on hosts; options for clusters have no meaning then.
     choice.check(config.launch.on)
     with output.apart():

@@ -6,7 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
-from paceline.cli.commands.train import RUN_DIR, begin, print_config
+from paceline.cli.commands.train import (
+    RUN_DIR,
+    begin,
+    holding_training,
+    print_config,
+    resume_begun,
+)
 from paceline.cli.output import TRAIN_OUTPUT, Output
 from paceline.cli.target import config_named, merge_layers, refuse_another, script_of
 from paceline.errors import ExitCode, UsageError
@@ -55,6 +61,8 @@ def main(tokens: Sequence[str]) -> int:
     refuse_of_recipes(own, hint)
     parsed = read_options(command, _ABOUT, own, options, f". {hint}")
     warn_of_variables([*training_options().values(), *options], is_script=True)
+    if begun := holding_training(parsed):
+        return resume_begun(begun, parsed, arguments)
     given = merge_layers(parsed.values, parsed.of_file(), {})
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)

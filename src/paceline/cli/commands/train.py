@@ -7,8 +7,8 @@ from pathlib import Path
 from paceline.cli.cluster_submit import (
     ClusterChoice,
     cluster_options,
+    render,
     run_dir_there,
-    submit,
     take_cluster_choice,
 )
 from paceline.cli.dry_run import show_plan
@@ -62,6 +62,8 @@ def main(tokens: Sequence[str]) -> int:
         command, which = "paceline train RECIPE", _WHICH
     own_options = [RUN_DIR, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     parsed = read_recipe_options(command, recipe, rest, own_options, which)
+    if begun := holding_training(parsed):
+        return resume_begun(begun, parsed)
     given, sources = parsed.values, parsed.sources
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)
@@ -118,11 +120,16 @@ def begin(
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
         run_dir = str(where or run_dir_there(of_run))
-        sent = words({n: v for n, v in given.items() if n != "on"} | {"run_dir": run_dir})
-        sent += output.sent_on()
-        command = ("paceline", "run" if is_script else "train", target, *sent)
-        after = ("--", *request.script_args) if is_script else ()
-        return submit(choice, config, (*command, *after), name, run_dir)
+        sent = words({n: v for n, v in given.items() if n != "on"}) + output.sent_on()
+        return render(
+            choice,
+            config,
+            ("run" if is_script else "train", target),
+            tuple(sent),
+            name,
+            run_dir,
+            request.script_args,
+        )
     choice.check(config.launch.on)
     with output.apart():
         place = choose_place(config, hosts=choice.hosts)
@@ -153,6 +160,31 @@ def begin(
     if place.rank == 0:
         output.print_end(runs[-1], code)
     return code
+
+
+def holding_training(parsed: GivenOptions) -> str | None:
+    """Return the run directory with which `--resume` goes on; None where a training is to begin.
+
+    Raises:
+        UsageError: `--resume` was given without a run directory.
+    """
+    given = parsed.values
+    if not given.get("resume") or given.get("on") in launchers():
+        return None
+    if not given.get("run_dir"):
+        raise UsageError("--resume needs --run-dir: a directory of a name that stays the same")
+    where = str(given["run_dir"])
+    return where if RunDirectory.named(where).run_json.exists() else None
+
+
+def resume_begun(run_dir: str, parsed: GivenOptions, script_args: Sequence[str] = ()) -> int:
+    """Resume a training by the options that it was begun with. Returns the exit code."""
+    from paceline.cli.commands import resume  # which imports this module
+
+    dropped = {"resume", "run_dir", "name", "tag", "note"}  # the run has its labels already
+    typed = parsed.typed() - dropped
+    own = words({n: v for n, v in parsed.values.items() if n in typed})
+    return resume.main([run_dir, *own, *(["--", *script_args] if script_args else [])])
 
 
 def print_config(request: TrainRequest) -> None:

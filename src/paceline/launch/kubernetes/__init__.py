@@ -1,1 +1,0 @@
-"""Training in Kubernetes: a TrainJob or a Job, followed by kubectl."""

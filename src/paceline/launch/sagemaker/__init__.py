@@ -1,1 +1,0 @@
-"""Training jobs at SageMaker."""

@@ -1,1 +1,0 @@
-"""Training on machines that SkyPilot rents."""

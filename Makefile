@@ -16,7 +16,7 @@ help:
 	@echo 'make demo     train the embedded default on 2 workers to its target'
 	@echo 'make test     run the core of the tests, in minutes (TESTS=tests/optim for a part)'
 	@echo 'make test-all run all of them: also what needs more than Python, such as Slurm'
-	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20; QUICK=1: tiny sizes; RESUME=1: the rest)'
+	@echo 'make gpu      on a machine with GPUs: their tests, speed, memory, faults (MINUTES=20; QUICK=1: tiny sizes)'
 	@echo 'make check    format, lint, types, import order, spelling'
 	@echo 'make docs     build the documentation and an API reference as a site in build/site'
 	@echo 'make install  set up .venv'
@@ -51,7 +51,7 @@ test-all: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 25 $(TESTS)
 
 gpu: install
-	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES) $(if $(QUICK),--quick) $(if $(RESUME),--resume)
+	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES) $(if $(QUICK),--quick)
 
 check: install
 	$(BIN)/ruff format --check $(CODE)

@@ -13,12 +13,16 @@ ROOT = Path(__file__).parents[1]
 WORKERS = 2
 
 
-def environment() -> Mapping[str, str]:
+def environment(*source: Path) -> Mapping[str, str]:
     """Give the environment of both sides: one thread each, this repository importable.
 
     Byte code is kept, as after an ordinary installation, even where this shell doesn't want that.
+
+    Args:
+        source: Further directories to import from, which come first.
     """
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    places = (*map(str, source), str(ROOT), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, places))
     kept = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
@@ -47,11 +51,18 @@ def ends_with_us() -> Callable[[], None]:
     return partial(die_with_parent, os.getpid())
 
 
-def start(command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a command; what it prints goes to a file."""
+def start(command: Sequence[str], output: Path, *source: Path) -> subprocess.Popen[bytes]:
+    """Start a command; what it prints goes to a file.
+
+    Args:
+        command: Its words.
+        output: The file.
+        source: See `environment`.
+    """
+    env = environment(*source)
     with output.open("ab") as file:
         return subprocess.Popen(
-            command, stdout=file, stderr=file, env=environment(), preexec_fn=ends_with_us()
+            command, stdout=file, stderr=file, env=env, preexec_fn=ends_with_us()
         )
 
 

@@ -9,8 +9,7 @@ import ctypes
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -19,8 +18,6 @@ from typing import Protocol, cast, final
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from paceline.gradient_sync import cost_model
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -236,23 +233,3 @@ def scale_buckets(shape: Shape) -> None:
         usual(self, *args, **options)
 
     setattr(DistributedDataParallel, "__init__", thinned)  # noqa: B010  # mypy refuses a method
-
-
-@contextmanager
-def thinned_buckets(shape: Shape) -> Iterator[None]:
-    """Have `--sync auto` know, in a worker, that buckets are thinned like the network."""
-    usual = cost_model.FIRST_BYTES, cost_model.MAX_BYTES
-    cost_model.FIRST_BYTES = cost_model.MAX_BYTES = shape.bucket_bytes
-    try:
-        yield
-    finally:
-        cost_model.FIRST_BYTES, cost_model.MAX_BYTES = usual
-
-
-def arrivals(shape: Shape, compute_s: float) -> Sequence[tuple[float, int]]:
-    """Say when in the backward pass which bytes of gradients are ready, in this order."""
-    shares, found, at_s = shape.shares(), [], 0.0
-    for layer, share in reversed(list(zip(shape.layers, shares, strict=True))):
-        at_s += (1 - FORWARD) * compute_s * share
-        found.append((at_s, layer.bytes))
-    return found

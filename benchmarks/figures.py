@@ -196,17 +196,10 @@ def gpu_lines() -> list[str]:
     return [f"{gpus}, {cuda}, cuDNN {torch.backends.cudnn.version()}, driver {driver}"]
 
 
-def has_amx() -> bool:
-    """Tell whether the processor multiplies bf16 matrices in tiles (AMX)."""
-    import torch
-
-    return bool(torch.cpu._is_amx_tile_supported())
-
-
 def bf16_hardware() -> str:
     """Name what the processor has for bf16."""
     import torch
 
-    if has_amx():
+    if torch.cpu._is_amx_tile_supported():
         return "AMX"
     return "AVX512-BF16, no AMX" if torch.cpu._is_avx512_bf16_supported() else "no bf16 hardware"

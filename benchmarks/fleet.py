@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -31,7 +31,6 @@ Serve = Callable[["Seat", Mapping[str, object]], Answer]
 QUEUE_MS = 2
 """For how long a packet waits at most on a link: as in a data centre. A longer queue holds up what
 is small behind what is large, as no other part of the network does."""
-FIRST_HELP = "have the hosts come before other programs, where the machine is busy"
 _FIRST_PORT = 20_000
 _ENDING_S = 5.0
 _FAILED = "traceback"
@@ -112,40 +111,28 @@ class Fleet:
 
 
 @contextmanager
-def fleet(
-    size: int, serve: Serve, megabits_per_s: float | None = None, *, first: bool = False
-) -> Iterator[Fleet]:
+def fleet(size: int, serve: Serve, megabits_per_s: float | None = None) -> Iterator[Fleet]:
     """Lend workers.
 
     Args:
         size: How many.
         serve: What each of them does with a request.
         megabits_per_s: Of each one's link (needs root); None: all of them are on loopback.
-        first: Have them come before other programs on this machine (needs root).
     """
     torch.set_num_threads(1)  # a pool of OpenMP threads doesn't survive a fork
     with (
         tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch,
-        _places(size, megabits_per_s) as places,
+        hosts(size, megabits_per_s, QUEUE_MS)
+        if megabits_per_s is not None
+        else nullcontext([""] * size) as places,
     ):
         workers: list[_Worker] = []
         try:
             for number, host in enumerate(places):
                 workers.append(_start(Seat(number=number, host=host), serve, Path(scratch)))
-                if first:
-                    _put_first(workers[-1].process)
             yield Fleet(workers, places, Path(scratch))
         finally:
             _end(workers)
-
-
-@contextmanager
-def _places(size: int, megabits_per_s: float | None) -> Iterator[list[str]]:
-    if megabits_per_s is None:
-        yield [""] * size
-        return
-    with hosts(size, megabits_per_s, QUEUE_MS) as names:
-        yield names
 
 
 def _start(seat: Seat, serve: Serve, scratch: Path) -> _Worker:
@@ -182,13 +169,6 @@ def _work(seat: Seat, serve: Serve, pipe: Connection, parent: int, output: Path)
         except BaseException:  # noqa: BLE001 - the parent raises it
             answer = {_FAILED: traceback.format_exc()}
         pipe.send_bytes(json.dumps(answer).encode())
-
-
-def _put_first(process: BaseProcess) -> None:
-    assert process.pid is not None
-    # Not a real-time priority: Gloo's threads poll while another of them holds a lock, and would
-    # never let it go on.
-    os.setpriority(os.PRIO_PROCESS, process.pid, -20)
 
 
 def _answer(worker: _Worker, number: int) -> Answer:

@@ -1,16 +1,14 @@
 """Everything that only a GPU can show, in one command: `make gpu`.
 
     python -m benchmarks.gpu [--minutes 20] [--output build/gpu] [--only WORDS] [--quick] [--check]
-                             [--resume]
 
 The tests that need a GPU; the same bits on 1, 2 and 4 workers that share one; images/s and peak
 memory against a loop written by hand with the same options, on one GPU and on all, and against a
-DDP article's loop; what `--cuda-graphs` gains and `--shards` costs; recovery after killed workers.
+DDP article's loop; what `--shards` costs; recovery after killed workers.
 The table (OUTPUT.md) and every measurement (OUTPUT.json) are written anew after each part: what was
-measured is kept, whenever it is stopped, and `--resume` measures the rest.
+measured is kept, whenever it is stopped, and `--only` measures the rest.
 """
 
-import json
 import signal
 import statistics
 import subprocess
@@ -27,7 +25,7 @@ import torch
 
 from benchmarks import restarts, same_bits
 from benchmarks.commands import ROOT, WORKERS, ends_with_us
-from benchmarks.figures import Figure, Report, machine_lines, median_figure, parser, ratios
+from benchmarks.figures import Figure, Report, median_figure, parser, ratios
 from benchmarks.gpu_sides import Case, Side
 from paceline.files import write_atomic
 
@@ -50,8 +48,6 @@ _ARTICLE = Case(
     epoch_steps=200,
 )
 _DROPPED, _LEAST_PAIRS = 2, 6
-_MEASURED = "measured"
-"""In the JSON: titles of the parts that went well."""
 _MOST_OF_ERROR = 200
 """Characters of it in the table; the JSON has it whole."""
 _PAIRS_S, _MINUTES = 10.0, 20.0
@@ -104,9 +100,6 @@ class Plan:
         article = _ARTICLE.tried_out() if self.quick else _ARTICLE
         theirs = replace(article, by="article")
         yield self._against("mnist, fp32, 1 GPU / article's loop", article, theirs, 1)
-        for case in (article, *networks):
-            title = f"{case.network}, {case.precision}, --cuda-graphs on / off"
-            yield self._against(title, replace(case, graphs=True), case, 1)
         yield Part(title="recovery", measure=self.recover)
         for shards in QUICK_SHARDS if self.quick else SHARDS:
             for case in networks:
@@ -233,8 +226,6 @@ def measure_all(
         save: Called whenever the report has changed.
     """
     until_s, went_well = monotonic() + 60 * minutes, True
-    measured = report.raw.setdefault(_MEASURED, [])
-    assert isinstance(measured, list)
     for number, part in enumerate(parts):
         missing = f"not measured: {'; '.join(left.title for left in parts[number:])}"
         is_up = monotonic() > until_s
@@ -243,10 +234,8 @@ def measure_all(
         if is_up:
             return went_well
         print(f"{part.title} ...", file=sys.stderr, flush=True)
-        report.raw.pop(f"{part.title}: failed", None)
         try:
             part.measure(report)
-            measured.append(part.title)
         except (RuntimeError, OSError) as error:
             went_well = False
             first = str(error).partition("\n")[0][:_MOST_OF_ERROR]
@@ -257,39 +246,12 @@ def measure_all(
     return went_well
 
 
-def take_over(report: Report, written: Path, *, quick: bool) -> Sequence[str]:
-    """Begin a report with what a run that was stopped has measured.
-
-    Args:
-        report: The one that begins.
-        written: OUTPUT.json of that run.
-        quick: Whether this one is of tiny sizes.
-
-    Returns:
-        Titles of the parts that aren't measured again.
-
-    Raises:
-        ValueError: It ran on another machine, with other versions or sizes.
-    """
-    content = json.loads(written.read_text())
-    (_, *there), (_, *here) = content["machine"], machine_lines()
-    if there != here:
-        raise ValueError(f"{written} was measured on {'; '.join(there)}; here: {'; '.join(here)}")
-    if quick != ("--quick" in content["command"]):
-        raise ValueError(f"{written} was measured {'without' if quick else 'with'} --quick")
-    kept = [{name: each[name] for name in each if name != "met"} for each in content["figures"]]
-    report.figures += [Figure(**each) for each in kept]
-    report.raw |= content["raw"]
-    return [str(title) for title in content["raw"].get(_MEASURED, [])]
-
-
 def main() -> int:
     """Measure what the time allows."""
     made = parser(__doc__ or "")
     made.add_argument("--minutes", type=float, default=_MINUTES, help="begin nothing after these")
     made.add_argument("--output", type=Path, default=Path("build/gpu"), help="without .md, .json")
     made.add_argument("--only", default="", metavar="WORDS", help="parts whose title has these")
-    made.add_argument("--resume", action="store_true", help="measure what OUTPUT.json lacks")
     arguments = made.parse_args()
     gpus = torch.cuda.device_count()
     if not gpus:
@@ -298,14 +260,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that sides are ended
     report = Report(name="gpu", remarks=[_explained()])
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    written = arguments.output.with_suffix(".json")
-    measured: Sequence[str] = ()
-    if arguments.resume and written.exists():
-        try:
-            measured = take_over(report, written, quick=arguments.quick)
-        except ValueError as error:
-            print(f"benchmarks.gpu: {error}", file=sys.stderr)
-            return 2
 
     def save() -> None:
         for suffix, text in ((".md", f"{report.as_markdown()}\n"), (".json", report.as_json())):
@@ -316,13 +270,11 @@ def main() -> int:
             gpus=gpus, minutes=arguments.minutes, quick=arguments.quick, scratch=Path(scratch)
         )
         try:
-            wanted = [part for part in plan.parts() if arguments.only in part.title]
-            parts = [part for part in wanted if part.title not in measured]
+            parts = [part for part in plan.parts() if arguments.only in part.title]
             went_well = measure_all(parts, arguments.minutes, report, save)
         except KeyboardInterrupt:
             save()
-            kept = f"what was measured is in {arguments.output}.md"
-            print(f"stopped; {kept}, and --resume measures the rest", file=sys.stderr)
+            print(f"stopped; what was measured is in {arguments.output}.md", file=sys.stderr)
             return 130
     code = report.finish(arguments)
     print(f"\nwritten to {arguments.output}.md and .json", file=sys.stderr)

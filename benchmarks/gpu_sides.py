@@ -10,42 +10,32 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Literal, Self, cast, final
+from typing import Any, Literal, Self, cast, final
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
-from benchmarks.arena import (
-    MNIST_SETTINGS,
-    SEED,
-    EnoughError,
-    paused,
-    run_gated,
-    training_of,
-    worker_group,
-)
-from benchmarks.loops import HandLoop, Workers, article_loop
-from benchmarks.mnist_shaped import mnist_shaped, write_mnist_shaped
+import paceline
+from benchmarks.random_data import MEAN, STD, mnist_shaped, write_mnist_shaped
 from paceline.data.memory import TensorData, synthetic_images
-from paceline.distributed.group import Group
 from paceline.models.mnist_cnn import MnistCnn
 from paceline.models.wideresnet import WideResNet
-from paceline.options.fields import OptionValue
-from paceline.results.run_directory import RunDirectory
-from paceline.training.job import Job
 
 By = Literal["paceline", "hand", "article"]
 Network = Literal["resnet50", "wideresnet", "transformer", "mnist"]
-_LR, _MOMENTUM, _CLASSES = 0.01, 0.9, 10
+_LR, _MOMENTUM, _CLASSES, _SEED = 0.01, 0.9, 10, 0
 _START_S = 600.0
 """Most that a side may take to build its network and take its first block."""
 
@@ -58,8 +48,6 @@ class Case:
     network: Network
     precision: Literal["fp32", "bf16"] = "bf16"
     shards: int | None = None
-    graphs: bool = False
-    """With `--cuda-graphs on`."""
     batch: int
     """Samples of each worker in a step."""
     size: int
@@ -86,18 +74,15 @@ class Case:
         shape = {"channels": 3, "height": self.size, "width": self.size, "classes": _CLASSES}
         return synthetic_images(samples, seed=seed, **shape)
 
-    def settings(self, workers: int) -> Mapping[str, OptionValue]:
-        """Give Paceline's options; by hand the same is written out."""
-        mine: Mapping[str, OptionValue] = {
-            "precision": self.precision,
-            "shards": self.shards,
-            "cuda_graphs": "on" if self.graphs else "off",
-            "global_batch": self.batch * workers,
-        }
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Build the optimizer: Paceline's and the one by hand are the same."""
         if self.network == "mnist":
-            return {**MNIST_SETTINGS, **mine}
-        sgd: Mapping[str, OptionValue] = {"optimizer": "sgd", "lr": _LR, "momentum": _MOMENTUM}
-        return {**MNIST_SETTINGS, **sgd, **mine}
+            return torch.optim.Adadelta(model.parameters(), lr=_LR)
+        return torch.optim.SGD(model.parameters(), lr=_LR, momentum=_MOMENTUM, fused=True)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss; the article's network gives log-probabilities."""
+        return (F.nll_loss if self.network == "mnist" else F.cross_entropy)(outputs, targets)
 
 
 def _resnet50(case: Case) -> nn.Module:
@@ -251,99 +236,97 @@ def _serve(
 
 
 def _run(case: Case, pipe: Connection, place: Path) -> None:
-    workers = int(os.environ["WORLD_SIZE"])
     if case.by == "paceline":
-        with worker_group(case.settings(workers)) as group:
-            _paceline(case, pipe, place, group)
+        _paceline(case, pipe, place)
         return
-    with _hand_group() as group:
-        torch.manual_seed(SEED)
-        loop = _article(case, place, group) if case.by == "article" else _by_hand(case, group)
-        for _ in _blocks(pipe, group.device):
-            for _ in range(case.block_steps):
-                next(loop.steps)
-
-
-def _paceline(case: Case, pipe: Connection, place: Path, group: Group) -> None:
-    run = RunDirectory.named(place / "run")
-    if group.rank == 0:
-        run.create()
-    group.barrier()
-    workers = group.world_size
-
-    def job() -> Job:
-        return Job(
-            model=case.model(),
-            train=case.data(workers, 1, case.epoch_steps),
-            validation=case.data(workers, 2, 1),
-            loss="nll" if case.network == "mnist" else "cross_entropy",
-        )
-
-    with training_of(job, case.settings(workers), run, group) as training:
-        blocks = _blocks(pipe, group.device)
-
-        def between() -> None:
-            training.session.engine.snapshots.flush()
-            with paused(training):
-                try:
-                    next(blocks)
-                except StopIteration:
-                    raise EnoughError from None
-
-        run_gated(training, case.block_steps, between)
-
-
-@contextmanager
-def _hand_group() -> Iterator[Group]:
-    """Join as people do by hand; nothing of Paceline's but the names of things."""
-    import torch.distributed as dist
-
-    from paceline.distributed.environment import current_placement
-
-    placement = current_placement()
-    device = torch.device("cuda", placement.local_rank)
+    # Join as people do by hand.
+    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
-    try:
-        yield Group(placement, device, "nccl")
-    finally:
-        dist.destroy_process_group()
+    torch.manual_seed(_SEED)
+    if case.by == "article":
+        steps = _article_steps(case, place, device, rank, workers)
+    else:
+        steps = _hand_steps(case, device, rank, workers)
+    for _ in _blocks(pipe, device):
+        for _ in range(case.block_steps):
+            next(steps)
+    dist.destroy_process_group()
 
 
-def _article(case: Case, place: Path, group: Group) -> HandLoop:
-    workers = group.world_size
-    if group.rank == 0:
+def _paceline(case: Case, pipe: Connection, place: Path) -> None:
+    """Train with a session; between blocks it stands still."""
+    workers = int(os.environ["WORLD_SIZE"])
+    data = case.data(workers, 1, case.epoch_steps)
+    options: Any = {"precision": case.precision, "shards": case.shards, "progress": "off"}
+    with paceline.session(place / "run", seed=_SEED, **options) as s:
+        net = case.model().to(memory_format=torch.channels_last)
+        model = s.model(net)
+        s.optimizer(case.optimizer(net))
+        loader: Any = s.loader(data, global_batch=case.batch * workers)
+        blocks, taken = _blocks(pipe, s.device), 0
+        for _ in s.epochs(1_000_000):
+            for inputs, targets in loader:
+                if taken % (case.block_steps * (case.shards or 1)) == 0 and _is_over(blocks):
+                    return
+                taken += 1
+                s.step(case.loss(model(inputs), targets))
+
+
+def _is_over(blocks: Iterator[None]) -> bool:
+    """End a block, and wait for the next one; tells whether none follows."""
+    return next(blocks, blocks) is blocks
+
+
+def _article_steps(
+    case: Case, place: Path, device: torch.device, rank: int, workers: int
+) -> Iterator[None]:
+    """Train as a DDP article does: torchvision's MNIST, transforms by sample."""
+    from torchvision import datasets, transforms
+
+    if rank == 0:
         write_mnist_shaped(place, case.epoch_steps * case.batch * workers, case.batch * workers)
-    group.barrier()
-    who = Workers(rank=group.rank, world_size=workers, batch=case.batch)
-    return article_loop(place, who, group.device)
+    dist.barrier()
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+    train_set = datasets.MNIST(str(place), train=True, transform=transform)
+    sampler = DistributedSampler(train_set, workers, rank)  # type: ignore[var-annotated]
+    loader = DataLoader(train_set, batch_size=case.batch, sampler=sampler)  # num_workers=0
+    model = case.model().to(device)
+    net = DistributedDataParallel(model)
+    optimizer = case.optimizer(model)
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        for step, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = F.nll_loss(net(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            if step % 10 == 0 and rank == 0:
+                print(f"epoch {epoch} step {step} loss {loss.item():.4f}", flush=True)
+            yield
 
 
-def _by_hand(case: Case, group: Group) -> HandLoop:
-    """Write the loop as well as it can be by hand: the same options, the data on the GPU."""
-    model = case.model().to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # not declared
-    return HandLoop(model=model, steps=_hand_steps(case, model, group))
-
-
-def _hand_steps(case: Case, model: nn.Module, group: Group) -> Iterator[None]:
-    device, workers = group.device, group.world_size
+def _hand_steps(case: Case, device: torch.device, rank: int, workers: int) -> Iterator[None]:
+    """Train as well as it can be done by hand: the same options, the data on the GPU."""
+    model = case.model().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # not declared
     net: nn.Module = model
     if workers > 1:
         net = DistributedDataParallel(
             model, device_ids=[device.index], gradient_as_bucket_view=True
         )
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LR, momentum=_MOMENTUM, fused=True)
+    optimizer = case.optimizer(model)
     data = case.data(workers, 1, case.epoch_steps)
     images = data.images.to(device).contiguous(memory_format=torch.channels_last)
     labels = data.labels.to(device)
     factor, offset = 1 / (data.scale * data.std[0]), -data.mean[0] / data.std[0]
-    draw = torch.Generator(device).manual_seed(SEED)
+    draw = torch.Generator(device).manual_seed(_SEED)
     while True:
         order = torch.randperm(len(images), device=device, generator=draw)
-        for picked in order.split(case.batch)[group.rank :: workers]:
+        for picked in order.split(case.batch)[rank::workers]:
             x = images.index_select(0, picked).mul(factor).add_(offset)
             with torch.autocast("cuda", torch.bfloat16, enabled=case.precision == "bf16"):
-                loss = F.cross_entropy(net(x), labels.index_select(0, picked))
+                loss = case.loss(net(x), labels.index_select(0, picked))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -14,27 +14,26 @@ if TYPE_CHECKING:
 
 @paceline.recipe(**mnist.settings)
 def stamped_mnist(
-    *, data_dir: Path = Path("data"), stamps: Path = Path(), samples: int = 0
+    *, data_dir: Path = Path("data"), stamps: Path = Path(), samples: int = 128
 ) -> "Job":
     """The mnist recipe, on the first samples of its data.
 
     Args:
         data_dir: Directory of the four MNIST files.
         stamps: Where the stamps go.
-        samples: Training and test samples to use of each; 0 for all.
+        samples: Training and test samples to use of each.
     """
     from benchmarks.stamps import stamp_steps
     from paceline.data.memory import TensorData
 
     stamp_steps(stamps)
     job = mnist.build(data_dir=data_dir, download=False)
-    if not samples:
-        return job
-    assert isinstance(job.train, TensorData)
-    assert isinstance(job.validation, TensorData)
-    return replace(
-        job, train=_first(job.train, samples), validation=_first(job.validation, samples)
+    train, validation = (
+        replace(data, images=data.images[:samples], labels=data.labels[:samples])
+        for data in (job.train, job.validation)
+        if isinstance(data, TensorData)
     )
+    return replace(job, train=train, validation=validation)
 
 
 @paceline.recipe(**{**digits.settings, "target_accuracy": None})
@@ -48,7 +47,3 @@ def stamped_digits(*, stamps: Path = Path()) -> "Job":
 
     stamp_steps(stamps)
     return digits.build()
-
-
-def _first(data: "paceline.TensorData", samples: int) -> "paceline.TensorData":
-    return replace(data, images=data.images[:samples], labels=data.labels[:samples])

@@ -1,11 +1,14 @@
 """Paceline against the libraries that people use for the same: Lightning, Accelerate and others.
 
-    python -m benchmarks.peers [--quick] [--only WORDS] [--rounds N] [--python FILE] [--write]
+    python -m benchmarks.peers [--quick] [--only JOB ..] [--sides WORDS] [--rounds N]
+                               [--before DIR] [--setup] [--python FILE] [--write]
 
 Each side is one command that trains on two workers of one thread, by `paceline run` or torchrun;
 the sides of a job take turns, in the opposite order in every second round. `--setup` first makes
 an environment of their own for the others (build/peers, on top of this one); `--python` names
-another. `--write` puts the table of speeds into README.md.
+another. `--before` names a worktree of an older commit with an environment of its own (`.venv`):
+its Paceline trains the same loops as one more side. `--write` puts the table of speeds into
+README.md.
 """
 
 import argparse
@@ -15,19 +18,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.commands import ROOT
+from benchmarks.commands import ROOT, finish, start
 from benchmarks.figures import Report, markdown, median_figure, parser, ratios
-from benchmarks.memory import watch
 from benchmarks.peer_loops import JOBS, SIDES, WORKERS
 from benchmarks.stamps import read_stamps
 
 _ENVIRONMENT = ROOT / "build" / "peers"
 _LIBRARIES = ("lightning", "accelerate", "transformers")
-_OURS = "paceline"
+_OURS, _BEFORE = "paceline", "paceline, before"
+_POLL_S = 0.1
 _MARK = re.compile(r"(<!-- benchmarks\.peers -->\n).*?(<!-- end -->)", re.DOTALL)
 _MB = 1e6
 
@@ -58,7 +62,7 @@ def set_up() -> Path:
 
 def command(side: str, job: str, python: str, stamps: Path, samples: int) -> Sequence[str]:
     """Write the command of one side."""
-    words = (side, job, str(stamps), str(samples))
+    words = (_OURS if side == _BEFORE else side, job, str(stamps), str(samples))
     if side.startswith(_OURS):
         run = ("--workers", str(WORKERS), "--threads", "1", "--run-dir", str(stamps / "run"))
         script = str(ROOT / "benchmarks" / "peer_loops.py")
@@ -67,16 +71,57 @@ def command(side: str, job: str, python: str, stamps: Path, samples: int) -> Seq
     return (python, "-m", *launcher, "-m", "benchmarks.peer_loops", *words)
 
 
-def run_side(side: str, job: str, python: str, directory: Path, samples: int, runs: Runs) -> None:
+def watch(words: Sequence[str], stamps: Path, *source: Path) -> list[int]:
+    """Run a command to its end; give the peak memory of each of its workers, in bytes."""
+    output = stamps / "output.txt"
+    process = start(words, output, *source)
+    peaks: dict[int, int] = {}
+    while process.poll() is None:
+        for stamp in read_stamps(stamps):
+            peaks[stamp.pid] = max(peaks.get(stamp.pid, 0), _proportional_bytes(stamp.pid))
+        time.sleep(_POLL_S)
+    finish(process, output)
+    return list(peaks.values())
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Read a process's memory with its share of what it shares; 0 when it has gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured."""
+
+    jobs: Sequence[str]
+    sides: Sequence[str]
+    rounds: int
+    """Runs of each side."""
+    python: str
+    """That has all libraries."""
+    before: Path | None
+    """A worktree of an older commit, with its environment."""
+    part: int
+    """One of so many parts of each job's samples is trained."""
+
+
+def run_side(side: str, job: str, plan: Plan, directory: Path, runs: Runs) -> None:
     """Run a side once, and add what it came to."""
     stamps = Path(tempfile.mkdtemp(dir=directory))
-    begun_s = stamps.stat().st_ctime
-    peaks = watch(command(side, job, python, stamps, samples), stamps)
+    begun_s, samples = stamps.stat().st_ctime, JOBS[job][1] // plan.part
+    python, source = plan.python, ROOT / "src"
+    if side == _BEFORE and plan.before is not None:
+        python, source = str(plan.before / ".venv" / "bin" / "python"), plan.before / "src"
+    peaks = watch(command(side, job, python, stamps, samples), stamps, source)
     (first,) = (stamp for stamp in read_stamps(stamps) if stamp.rank == 0 and stamp.steps)
     trained = (first.steps - 1) * samples / first.steps
     runs.samples_per_s.append(trained / (first.last_step_s - first.first_step_s))
     runs.first_step_s.append(first.first_step_s - begun_s)
-    runs.peak_mb.append(max(peak.pss for peak in peaks) / _MB)
+    runs.peak_mb.append(max(peaks) / _MB)
 
 
 def versions(python: str) -> str:
@@ -89,24 +134,14 @@ def versions(python: str) -> str:
     return done.stdout.strip()
 
 
-def measure(
-    jobs: Sequence[str], rounds: int, python: str, part: int
-) -> Mapping[str, Mapping[str, Runs]]:
-    """Run all sides of all jobs, by turns.
-
-    Args:
-        jobs: Their names.
-        rounds: Runs of each side.
-        python: That has all libraries.
-        part: One of so many parts of each job's samples is trained.
-    """
-    found = {job: {side: Runs() for side in SIDES} for job in jobs}
+def measure(plan: Plan) -> Mapping[str, Mapping[str, Runs]]:
+    """Run all sides of all jobs, by turns."""
+    found = {job: {side: Runs() for side in plan.sides} for job in plan.jobs}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
-        for job in jobs:
-            samples = JOBS[job][1] // part
-            for number in range(rounds):
-                for side in list(SIDES)[:: -1 if number % 2 else 1]:
-                    run_side(side, job, python, Path(scratch), samples, found[job][side])
+        for job in plan.jobs:
+            for number in range(plan.rounds):
+                for side in plan.sides[:: -1 if number % 2 else 1]:
+                    run_side(side, job, plan, Path(scratch), found[job][side])
                 speeds = (f"{s} {r.samples_per_s[-1]:,.0f}" for s, r in found[job].items())
                 print(f"{job}, samples/s: {', '.join(speeds)}", flush=True)
     return found
@@ -115,7 +150,7 @@ def measure(
 def table(found: Mapping[str, Mapping[str, Runs]]) -> str:
     """Write how many samples a second each side has trained, as a Markdown table."""
     rows = []
-    for side in SIDES:
+    for side in next(iter(found.values())):
         speeds = [statistics.median(runs[side].samples_per_s) for runs in found.values()]
         starts = [second for runs in found.values() for second in runs[side].first_step_s]
         first = f"{statistics.median(starts):.1f} s"
@@ -127,23 +162,33 @@ def main() -> int:
     """Measure and report."""
     made = parser(__doc__ or "")
     made.add_argument("--only", nargs="+", choices=JOBS, default=list(JOBS), help="these jobs")
+    made.add_argument("--sides", default="", help="sides whose name has these words, and paceline")
     made.add_argument("--rounds", type=int, help="runs of each side")
+    made.add_argument("--before", type=Path, metavar="DIR", help="a worktree of an older commit")
     made.add_argument("--setup", action="store_true", help="make the environment first")
     made.add_argument("--python", help="the Python of an environment that has the libraries")
     made.add_argument("--write", action="store_true", help="put the table into README.md")
     arguments = made.parse_args()
-    if arguments.write and (arguments.quick or len(arguments.only) < len(JOBS)):
-        made.error("--write is for all jobs, and not for --quick")
-    python = _python(arguments)
-    rounds = arguments.rounds or (1 if arguments.quick else 5)
-    found = measure(arguments.only, rounds, python, 8 if arguments.quick else 1)
+    is_whole = len(arguments.only) == len(JOBS) and not (arguments.sides or arguments.before)
+    if arguments.write and (arguments.quick or not is_whole):
+        made.error("--write is for all jobs and sides, and not for --quick or --before")
+    sides = [side for side in SIDES if side == _OURS or arguments.sides in side]
+    plan = Plan(
+        jobs=arguments.only,
+        sides=[*sides, _BEFORE] if arguments.before else sides,
+        rounds=arguments.rounds or (1 if arguments.quick else 5),
+        python=_python(arguments),
+        before=arguments.before and arguments.before.resolve(),
+        part=8 if arguments.quick else 1,
+    )
+    found = measure(plan)
     report = Report(
         name="peers", raw={j: {s: asdict(r) for s, r in found[j].items()} for j in found}
     )
-    report.remarks = [f"{WORKERS} workers of 1 thread, fp32, Gloo; {versions(python)}"]
-    for job, sides in found.items():
-        ours = sides[_OURS]
-        for side, runs in sides.items():
+    report.remarks = [f"{WORKERS} workers of 1 thread, fp32, Gloo; {versions(plan.python)}"]
+    for job, found_of in found.items():
+        ours = found_of[_OURS]
+        for side, runs in found_of.items():
             what = f"{job}: {side}"
             note = f"first step {statistics.median(runs.first_step_s):.1f} s, "
             note += f"peak {statistics.median(runs.peak_mb):,.0f} MB"

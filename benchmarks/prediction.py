@@ -9,7 +9,6 @@ then each setting is trained. The hosts are network namespaces (needs root and i
 computation is EMULATED by waits: see `benchmarks/emulated.py`.
 """
 
-import argparse
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,22 +17,18 @@ from typing import final
 
 from benchmarks.emulated import NETWORKS
 from benchmarks.figures import Figure, Report, markdown, parser
-from benchmarks.fleet import FIRST_HELP, Fleet, fleet
+from benchmarks.fleet import Fleet, fleet
 from benchmarks.ordered_hosts import why_not
-from benchmarks.scaling import EVERY, Method, local, own_compute
+from benchmarks.scaling import BF16, PLAIN, Method
 from benchmarks.trials import Outcome, Trial, Wire, measure_link, ring_step_s, run, serve
 from paceline.gradient_sync.cost_model import Compute, Machine, StepCost, step_cost
 from paceline.gradient_sync.network_model import Cluster, Network
 from paceline.gradient_sync.options import SyncOptions
-from paceline.results.profile import StepProfile
 
 COMPUTE_S: Mapping[str, float] = {"vgg19": 0.8, "resnet50": 0.6}
 """About what a step of the EC2 study took, 0.81 s, and less for what has fewer multiplications."""
 MOST_MEDIAN, MOST_WORST = 0.05, 0.15
 
-_ALL_REDUCE = Method(name="all-reduce", settings={"sync": "allreduce"}, lead=2, steps=6)
-_BF16 = Method(name="bf16", settings={"sync": "bf16"}, lead=2, steps=6)
-_LOCAL = local(f"local, H={EVERY}", EVERY // 2, sync="local")
 _ALONE = Method(name="all-reduce", settings={"sync": "allreduce"}, steps=16)
 
 
@@ -64,14 +59,12 @@ def _settings(
 
 
 SETTINGS = (
-    *_settings("vgg19", _ALL_REDUCE, [(2, 50), (2, 400), (4, 200), (8, 200), (8, 1000)]),
-    *_settings("vgg19", _BF16, [(4, 50), (8, 200)]),
-    *_settings("vgg19", _LOCAL, [(4, 200), (8, 50), (8, 200)]),
-    *_settings("resnet50", _ALL_REDUCE, [(2, 100), (4, 100), (8, 50), (8, 400), (8, 1000)]),
-    *_settings("resnet50", _BF16, [(8, 100)]),
-    *_settings("resnet50", _LOCAL, [(8, 100)]),
+    *_settings("vgg19", PLAIN, [(2, 50), (2, 400), (4, 200), (8, 200), (8, 1000)]),
+    *_settings("vgg19", BF16, [(4, 50), (8, 200)]),
+    *_settings("resnet50", PLAIN, [(2, 100), (4, 100), (8, 50), (8, 400), (8, 1000)]),
+    *_settings("resnet50", BF16, [(8, 100)]),
 )
-_QUICK = _settings("vgg19", _ALL_REDUCE, [(2, 400)])
+_QUICK = _settings("vgg19", PLAIN, [(2, 400)])
 
 
 @final
@@ -105,8 +98,6 @@ class Case:
             f"{self.error:+.1%}",
             f"{self.alone_s / self.predicted.step_s:.2f}",
             f"{self.alone_s / self.measured_s:.2f}",
-            f"{self.predicted.sent_bytes / 1e6:.2f}",
-            f"{statistics.median(o.sent_bytes for o in self.outcomes) / 1e6:.2f}",
         )
 
 
@@ -116,8 +107,6 @@ _HEADER = (
     "measured, ms",
     "error",
     "efficiency predicted",
-    "measured",
-    "MB predicted",
     "measured",
 )
 
@@ -133,20 +122,11 @@ def predict(setting: Setting, compute: Compute, wire: Wire) -> StepCost:
     return step_cost(thinned, method, cluster, Machine.usual("cpu"))
 
 
-def compute_of(network: str, alone: Outcome) -> Compute:
-    """Describe a worker by the profile of a training on one host."""
-    if alone.profile is None:
-        return own_compute(NETWORKS[network](), COMPUTE_S[network], alone.step_s)
-    return Compute.of(alone.profile)
-
-
-def measure(
-    settings: Sequence[Setting], repeats: int, *, first: bool = False
-) -> tuple[list[Case], list[StepProfile]]:
+def measure(settings: Sequence[Setting], repeats: int, *, first: bool = False) -> list[Case]:
     """Predict and train; rates in ascending order, settings in turn."""
     most = max(setting.workers for setting in settings)
     rates = sorted({setting.rate for setting in settings})
-    with fleet(most, serve, rates[0], first=first) as hosts:
+    with fleet(most, serve, rates[0]) as hosts:
         alone = {n: _alone(n, hosts) for n in dict.fromkeys(s.network for s in settings)}
         cases = []
         for rate in rates:
@@ -155,7 +135,7 @@ def measure(
             here = [
                 Case(
                     setting=setting,
-                    predicted=predict(setting, compute_of(setting.network, own), wire),
+                    predicted=predict(setting, Compute.of(own.profile), wire),
                     alone_s=own.step_s,
                     wire=wire,
                 )
@@ -167,7 +147,7 @@ def measure(
                 for case in here if number % 2 else reversed(here):
                     case.outcomes.append(_measured(case.setting, hosts, number))
             cases += here
-    return cases, [own.profile for own in alone.values() if own.profile is not None]
+    return cases
 
 
 def _wires(numbers: Sequence[int], hosts: Fleet) -> dict[int, Wire]:
@@ -218,7 +198,7 @@ def judge(cases: Sequence[Case]) -> list[Figure]:
     ]
 
 
-def remarks(cases: Sequence[Case], profiles: Sequence[StepProfile]) -> list[str]:
+def remarks(cases: Sequence[Case]) -> list[str]:
     """Say how it was measured."""
     links = {(case.setting.rate, case.setting.workers): case.wire for case in cases}
     shown = (
@@ -226,19 +206,12 @@ def remarks(cases: Sequence[Case], profiles: Sequence[StepProfile]) -> list[str]
         f"{1e6 * wire.round_trip_s:.0f} us"
         for (rate, workers), wire in sorted(links.items())
     )
-    source = "the profile of one host" if profiles else "what one host was told to wait for"
     return [
         "EMULATED: forward and backward wait instead of computing, since all hosts share this "
         "machine's cores; gradients, their order, the methods and the network stack are real",
-        f"predicted from {source}, a stream between two hosts and a step of a small all-reduce: "
-        + "; ".join(shown),
+        "predicted from the profile of one host, a stream between two hosts and a step of a small "
+        "all-reduce: " + "; ".join(shown),
     ]
-
-
-def chosen(arguments: argparse.Namespace) -> list[Setting]:
-    """Take the settings that are wanted."""
-    settings = _QUICK if arguments.quick else SETTINGS
-    return [setting for setting in settings if arguments.only in setting.title]
 
 
 def main() -> int:
@@ -246,7 +219,6 @@ def main() -> int:
     about = parser(__doc__ or "")
     about.add_argument("--repeats", type=int, default=2)
     about.add_argument("--only", default="", help="settings whose title has these words")
-    about.add_argument("--first", action="store_true", help=FIRST_HELP)
     arguments = about.parse_args()
     missing = why_not()
     if missing:
@@ -254,9 +226,10 @@ def main() -> int:
         return 1 if arguments.check else 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that namespaces are removed
     repeats = 1 if arguments.quick else arguments.repeats
-    cases, profiles = measure(chosen(arguments), repeats, first=arguments.first)
+    settings = _QUICK if arguments.quick else SETTINGS
+    cases = measure([one for one in settings if arguments.only in one.title], repeats)
     cases.sort(key=lambda case: case.setting.title)
-    report = Report(name="prediction", remarks=remarks(cases, profiles), figures=judge(cases))
+    report = Report(name="prediction", remarks=remarks(cases), figures=judge(cases))
     report.raw = {case.setting.title: asdict(case) for case in cases}
     status = report.finish(arguments)
     print("\n" + markdown(_HEADER, [case.cells() for case in cases]))

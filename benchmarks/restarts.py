@@ -1,18 +1,12 @@
 """Twenty workers killed in a row, at random steps: each restart must work, and change nothing.
 
     python -m benchmarks.restarts [--quick] [--kills 20] [--json FILE]
-    python -m benchmarks.restarts --instants 200 [--nodes 2 2]
 
 A training of the digits recipe through `paceline train`, with snapshots every few steps. A random
 worker is killed (SIGKILL) after a random number of steps of each generation of workers, also of
 none. At the end the weights must be those of a training that nobody disturbed, bit for bit.
-
-With `--instants` so many times one of three workers is killed at a random instant while they sum
-gradients in memory that they share: how soon do the others know, and is anything left? `--nodes`
-says how many workers there are on each node; all of them are processes of this machine.
 """
 
-import argparse
 import json
 import os
 import random
@@ -24,12 +18,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from benchmarks.commands import WORKERS, finish, start, train_command
 from benchmarks.figures import Figure, Report, median_figure, parser
 from benchmarks.stamps import Stamp, read_stamps, wait_until
-from tests.support.killed import kill_at_random
 
 _EVERY = 5
 _MOST_STEPS = 40
@@ -154,21 +145,12 @@ def main() -> int:
     made.add_argument("--kills", type=int, default=20)
     made.add_argument("--epochs", type=int, help="default: 3 for each kill")
     made.add_argument("--seed", type=int, default=0, help="of the random choices")
-    made.add_argument("--instants", type=int, help="kill within sums, so many times, instead")
-    made.add_argument("--nodes", type=int, nargs="+", default=[3], help="workers of each, then")
     arguments = made.parse_args()
-    if arguments.instants:
-        return kill_within_sums(arguments)
     kills = 3 if arguments.quick else arguments.kills
     epochs = arguments.epochs or 3 * kills
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
         wanted = undisturbed(Path(scratch) / "undisturbed", epochs)
         found = disturbed(Path(scratch) / "disturbed", epochs, kills, arguments.seed)
-    return report_on(found, wanted, kills, arguments)
-
-
-def report_on(found: Disturbed, wanted: str, kills: int, arguments: argparse.Namespace) -> int:
-    """Show what came of the kills."""
     report = Report(name="restarts", raw=asdict(found))
     report.remarks = [
         f"digits recipe, {WORKERS} workers of 1 thread, a snapshot every {_EVERY} steps; killed "
@@ -184,31 +166,6 @@ def report_on(found: Disturbed, wanted: str, kills: int, arguments: argparse.Nam
         Figure(what="- the slowest", value=max(back), unit="s"),
     ]
     return report.finish(arguments)
-
-
-def kill_within_sums(arguments: argparse.Namespace) -> int:
-    """Kill at random instants, and show when the others knew."""
-    before, missed_s = _left(), []
-    for number in range(arguments.instants):
-        with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
-            missed_s += kill_at_random(arguments.seed + number, Path(scratch), arguments.nodes)
-    left = sorted(_left() - before)
-    report = Report(name="instants", raw={"missed_s": missed_s, "left": left})
-    workers = " + ".join(map(str, arguments.nodes))
-    report.remarks = [f"one of {workers} workers killed within sums, {arguments.instants} times"]
-    report.remarks += [f"left: {', '.join(left)}"] if left else []
-    report.figures = [
-        median_figure("kill to the others' error", missed_s, "s"),
-        Figure(what="- the slowest", value=max(missed_s), unit="s", at_most=1.0),
-        Figure(what="processes and files of /dev/shm left", value=len(left), unit="", at_most=0),
-    ]
-    return report.finish(arguments)
-
-
-def _left() -> set[str]:
-    """List the processes that this one has, and what lies in shared memory."""
-    own = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
-    return own | {str(path) for path in Path("/dev/shm").iterdir()}
 
 
 if __name__ == "__main__":

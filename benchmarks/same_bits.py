@@ -1,6 +1,6 @@
 """The table of hashes: whole trainings on 1, 2, 3, 4, 5 and 8 workers, with and without shards.
 
-    python -m benchmarks.same_bits [--quick] [--json FILE] [--check]
+    python -m benchmarks.same_bits [--quick] [--check]
 
 Every line is a training of the digits recipe through `paceline train` (convolutions, BatchNorm,
 Dropout, random shifts, a short last batch); the cells are the first digits of `weights_sha256`.
@@ -10,14 +10,13 @@ validation loss and accuracy, and the number of steps.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.commands import ends_with_us, environment, train_command
+from benchmarks.commands import finish, start, train_command
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 _DIGITS = 8
@@ -58,31 +57,12 @@ class Cell:
 
 
 def trained(line: str, workers: int, epochs: int, more: Options = NO_OPTIONS) -> Cell:
-    """Train once through the command line.
-
-    Args:
-        line: Of `LINES`.
-        workers: How many.
-        epochs: How long.
-        more: Options besides.
-
-    Raises:
-        RuntimeError: The training failed; with its output.
-    """
+    """Train once through the command line: a line of `LINES`, with more options."""
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "run"
+        run, output = Path(scratch) / "run", Path(scratch) / "output.txt"
         fixed: Options = {"workers": workers, "epochs": epochs, "target_accuracy": "none"}
-        command = train_command("digits", run, **{**fixed, **LINES[line], **more})
-        done = subprocess.run(
-            command,
-            env=environment(),
-            preexec_fn=ends_with_us(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{command} failed:\n{done.stdout}{done.stderr}")
+        words = train_command("digits", run, **{**fixed, **LINES[line], **more})
+        finish(start(words, output), output)
         summary = json.loads((run / "summary.json").read_text())
     names = ("weights_sha256", "state_sha256", "val_loss", "val_accuracy", "steps")
     return Cell(line=line, workers=workers, **{name: summary[name] for name in names})
@@ -109,14 +89,11 @@ def main(arguments: Sequence[str]) -> int:
     about = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     about.add_argument("--quick", action="store_true", help="two lines, 1, 2 and 3 workers")
     about.add_argument("--epochs", type=int, default=5)
-    about.add_argument("--json", type=Path, help="write all cells to this file")
     about.add_argument("--check", action="store_true", help="exit with 1 where a promise is broken")
     options = about.parse_args(arguments)
     lines, worlds = (_QUICK, WORLDS[:3]) if options.quick else (tuple(LINES), WORLDS)
     cells = [trained(line, workers, options.epochs) for line in lines for workers in worlds]
     print(table(cells, worlds))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=2))
     promised = [line for line in lines if "shards" in LINES[line]]
     broken = [n for n in promised if not is_same([cell for cell in cells if cell.line == n])]
     return 1 if options.check and broken else 0

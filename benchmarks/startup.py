@@ -18,11 +18,11 @@ from pathlib import Path
 
 from benchmarks.commands import environment, finish, start, torchrun_command, train_command
 from benchmarks.figures import Report, median_figure, parser, ratios
-from benchmarks.mnist_shaped import write_mnist_shaped
+from benchmarks.random_data import write_mnist_shaped
 from benchmarks.stamps import read_stamps
 
 _BATCH = 128
-_SIDES = ("paceline", "torchrun", "torchrun, article's loop")
+_SIDES = ("paceline", "torchrun")
 
 
 def seconds_to_first_step(command: Sequence[str], stamps: Path) -> float:
@@ -49,7 +49,6 @@ def run_side(side: str, directory: Path, number: int) -> float:
     else:
         command = torchrun_command("-m", "benchmarks.bare", "--data-dir", directory)
         command += ["--stamps", str(stamps), "--samples", str(_BATCH)]
-        command += ["--article"] if "article" in side else []
     return seconds_to_first_step(command, stamps)
 
 
@@ -101,11 +100,11 @@ def main() -> int:
                 seconds[side].append(run_side(side, directory, number))
         help_s = help_seconds(3 if arguments.quick else 15)
         line_s = first_line_seconds(3 if arguments.quick else 15, directory)
-    ours, lean, article = (seconds[side] for side in _SIDES)
+    ours, lean = (seconds[side] for side in _SIDES)
     report = Report(name="startup", raw={**seconds, "help": help_s, "line": line_s})
     report.remarks = [
         f"two workers of 1 thread, Gloo, {images} images read, one step of batch {_BATCH}; "
-        "the script by hand reads the files with NumPy, the article's with torchvision"
+        "the script by hand reads the files with NumPy"
     ]
     report.figures = [
         median_figure("paceline --help", help_s, "s", at_most=0.3),
@@ -113,8 +112,6 @@ def main() -> int:
         median_figure("first step: paceline / torchrun", ratios(ours, lean), "x", at_most=1.15),
         median_figure("- paceline train", ours, "s"),
         median_figure("- torchrun, by hand", lean, "s"),
-        median_figure("- torchrun, article's loop", article, "s"),
-        median_figure("paceline / torchrun, article's loop", ratios(ours, article), "x"),
     ]
     return report.finish(arguments)
 

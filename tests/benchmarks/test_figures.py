@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import (
-    Figure,
-    Report,
-    markdown,
-    median_bounds,
-    median_figure,
-    quartiles,
-    ratios,
-)
+from benchmarks.figures import Figure, Report, median_figure
 
 
 def arguments(**values: object) -> argparse.Namespace:
@@ -23,17 +15,6 @@ def test_a_median_with_its_spread() -> None:
     figure = median_figure("speed", [1.0, 4.0, 2.0, 3.0, 5.0], "x", at_least=3.0)
     assert (figure.value, figure.low, figure.high, figure.count) == (3.0, 2.0, 4.0, 5)
     assert figure.met is True
-
-
-def test_one_measurement_has_no_spread() -> None:
-    assert quartiles([2.0]) == (2.0, 2.0)
-
-
-def test_bounds_hold_the_median_and_are_the_same_each_time() -> None:
-    values = [float(n % 17) for n in range(100)]
-    low, high = median_bounds(values)
-    assert low <= 8.0 <= high
-    assert median_bounds(values) == (low, high)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +28,6 @@ def test_bounds_hold_the_median_and_are_the_same_each_time() -> None:
 )
 def test_gates(figure: Figure, met: bool | None) -> None:
     assert figure.met is met
-
-
-def test_pairs_are_divided_one_by_one() -> None:
-    assert ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
-    with pytest.raises(ValueError, match="zip"):
-        ratios([1.0], [1.0, 2.0])
-
-
-def test_a_table_is_aligned_markdown() -> None:
-    assert markdown(("a", "bc"), [("long", "1")]).splitlines() == [
-        "| a    | bc |",
-        "| ---- | -- |",
-        "| long | 1  |",
-    ]
 
 
 def test_a_missed_gate_fails_only_where_asked_for(

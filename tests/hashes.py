@@ -96,7 +96,7 @@ def trainings() -> list[Training]:
         Training(
             name="digits --shards 8", words=_DIGITS, shards=8, workers=(1, 2, 3, 8), quick=True
         ),
-        Training(name="digits --shards 6", words=_DIGITS, shards=6, workers=(1, 2, 3, 8)),
+        Training(name="digits --shards 6", words=_DIGITS, shards=6, workers=(1, 2, 3, 6)),
         Training(
             name="digits --shards 8, resumed",
             same_as="digits --shards 8",
@@ -110,7 +110,7 @@ def trainings() -> list[Training]:
     recipes = [
         Training(
             name=recipe + (" --shards 4" if shards else ""),
-            words=f"train {recipe} {options}",
+            words=f"train {recipe} {options}" + (" --no-sync-batchnorm" if shards else ""),
             shards=shards,
             write_data=lambda place, write=write: write(place / "data"),  # type: ignore[misc]
         )

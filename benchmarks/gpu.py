@@ -50,6 +50,10 @@ _ARTICLE = Case(
 _DROPPED, _LEAST_PAIRS = 2, 6
 _MOST_OF_ERROR = 200
 """Characters of it in the table; the JSON has it whole."""
+_EXPLAINED = (
+    "x: images/s of Paceline over the other's in paired blocks by turns (ABBA), each side in "
+    "processes of its own; by hand: the same options, fused SGD, data on the GPU, DDP"
+)
 _PAIRS_S, _MINUTES = 10.0, 20.0
 """Seconds that two sides are compared for, in a run of so many minutes."""
 
@@ -258,7 +262,7 @@ def main() -> int:
         print("benchmarks.gpu: there is no GPU that PyTorch can use here", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that sides are ended
-    report = Report(name="gpu", remarks=[_explained()])
+    report = Report(name="gpu", remarks=[_EXPLAINED])
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
 
     def save() -> None:
@@ -279,13 +283,6 @@ def main() -> int:
     code = report.finish(arguments)
     print(f"\nwritten to {arguments.output}.md and .json", file=sys.stderr)
     return code if went_well else 1
-
-
-def _explained() -> str:
-    return (
-        "x: images/s of Paceline over the other's in paired blocks by turns (ABBA), each side in "
-        "processes of its own; by hand: the same options, fused SGD, data on the GPU, DDP"
-    )
 
 
 if __name__ == "__main__":

@@ -268,15 +268,11 @@ def _paceline(case: Case, pipe: Connection, place: Path) -> None:
         blocks, taken = _blocks(pipe, s.device), 0
         for _ in s.epochs(1_000_000):
             for inputs, targets in loader:
-                if taken % (case.block_steps * (case.shards or 1)) == 0 and _is_over(blocks):
+                is_block_done = taken % (case.block_steps * (case.shards or 1)) == 0
+                if is_block_done and next(blocks, blocks) is blocks:
                     return
                 taken += 1
                 s.step(case.loss(model(inputs), targets))
-
-
-def _is_over(blocks: Iterator[None]) -> bool:
-    """End a block, and wait for the next one; tells whether none follows."""
-    return next(blocks, blocks) is blocks
 
 
 def _article_steps(

@@ -12,6 +12,7 @@ README.md.
 """
 
 import argparse
+import json
 import re
 import statistics
 import subprocess
@@ -30,6 +31,7 @@ from benchmarks.stamps import read_stamps
 
 _ENVIRONMENT = ROOT / "build" / "peers"
 _LIBRARIES = ("lightning", "accelerate", "transformers")
+_NEEDS = {name.capitalize(): name for name in _LIBRARIES} | {"Fabric": "lightning"}
 _OURS, _BEFORE = "paceline", "paceline, before"
 _POLL_S = 0.1
 _MARK = re.compile(r"(<!-- benchmarks\.peers -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -124,14 +126,16 @@ def run_side(side: str, job: str, plan: Plan, directory: Path, runs: Runs) -> No
     runs.peak_mb.append(max(peaks) / _MB)
 
 
-def versions(python: str) -> str:
-    """Name the libraries of an environment with their versions."""
+def versions(python: str) -> Mapping[str, str]:
+    """Give the versions of those other libraries that an environment has."""
     code = (
-        "from importlib.metadata import version\n"
-        f"print(', '.join(f'{{n}} {{version(n)}}' for n in {_LIBRARIES!r}))"
+        "import json\n"
+        "from importlib.metadata import distributions\n"
+        "print(json.dumps({d.name.lower(): d.version for d in distributions()}))"
     )
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    found: Mapping[str, str] = json.loads(done.stdout)
+    return {name: found[name] for name in _LIBRARIES if name in found}
 
 
 def measure(plan: Plan) -> Mapping[str, Mapping[str, Runs]]:
@@ -172,12 +176,15 @@ def main() -> int:
     is_whole = len(arguments.only) == len(JOBS) and not (arguments.sides or arguments.before)
     if arguments.write and (arguments.quick or not is_whole):
         made.error("--write is for all jobs and sides, and not for --quick or --before")
-    sides = [side for side in SIDES if side == _OURS or arguments.sides in side]
+    python = _python(arguments)
+    known = versions(python)
+    left_out = [side for side, library in _NEEDS.items() if library not in known]
+    sides = [s for s in SIDES if s not in left_out and (s == _OURS or arguments.sides in s)]
     plan = Plan(
         jobs=arguments.only,
         sides=[*sides, _BEFORE] if arguments.before else sides,
         rounds=arguments.rounds or (1 if arguments.quick else 5),
-        python=_python(arguments),
+        python=python,
         before=arguments.before and arguments.before.resolve(),
         part=8 if arguments.quick else 1,
     )
@@ -185,7 +192,9 @@ def main() -> int:
     report = Report(
         name="peers", raw={j: {s: asdict(r) for s, r in found[j].items()} for j in found}
     )
-    report.remarks = [f"{WORKERS} workers of 1 thread, fp32, Gloo; {versions(plan.python)}"]
+    shown = ", ".join(f"{name} {version}" for name, version in known.items())
+    report.remarks = [f"{WORKERS} workers of 1 thread, fp32, Gloo; {shown}"]
+    report.remarks += [f"left out, not installed: {', '.join(left_out)}"] if left_out else []
     for job, found_of in found.items():
         ours = found_of[_OURS]
         for side, runs in found_of.items():

@@ -143,11 +143,10 @@ def main() -> int:
     """Kill and report."""
     made = parser(__doc__ or "")
     made.add_argument("--kills", type=int, default=20)
-    made.add_argument("--epochs", type=int, help="default: 3 for each kill")
     made.add_argument("--seed", type=int, default=0, help="of the random choices")
     arguments = made.parse_args()
     kills = 3 if arguments.quick else arguments.kills
-    epochs = arguments.epochs or 3 * kills
+    epochs = 3 * kills
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as scratch:
         wanted = undisturbed(Path(scratch) / "undisturbed", epochs)
         found = disturbed(Path(scratch) / "disturbed", epochs, kills, arguments.seed)

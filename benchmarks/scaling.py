@@ -78,11 +78,6 @@ class Row:
 
 
 _HEADER = ("hosts", "method", "step, ms", "efficiency", "MB sent", "held up", "n")
-_LEGEND = (
-    "medians, least and most of the repeats; MB sent: by one host in a step, as its interface "
-    "counts; held up: what Paceline's own profile says of the share of communication that isn't "
-    "hidden"
-)
 
 
 def held_up(outcome: Outcome) -> float:
@@ -169,7 +164,6 @@ def main() -> int:
     report.raw = {f"{n} hosts, {m}": [asdict(o) for o in r.outcomes] for (n, m), r in rows.items()}
     status = report.finish(arguments)
     print("\n" + markdown(_HEADER, [row.cells(alone_s) for row in rows.values()]))
-    print(f"\n{_LEGEND}")
     return status
 
 

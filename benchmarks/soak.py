@@ -1,6 +1,6 @@
 """Random faults in whole trainings: resumed, each must end with the weights of an undisturbed one.
 
-    python -m benchmarks.soak [--minutes 5] [--seed 0] [--only FAULT] [--list]
+    python -m benchmarks.soak [--minutes 5] [--seed 0] [--only FAULT]
 
 A run is a training of `paceline train` with `--shards` on one to three workers, in which one or
 two faults happen at random steps, and which is resumed on other numbers of workers until it is
@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -54,10 +53,6 @@ class Training:
     """One training in a directory of its own; its commands run one after the other."""
 
     def __init__(self, room: Path, seed: int) -> None:
-        """Args:
-        room: An empty directory.
-        seed: Of all random choices.
-        """
         self.room = room
         self.draw = random.Random(seed)
         self.disk = room / "disk"
@@ -219,7 +214,6 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-@cache
 def _can_mount() -> bool:
     words = "unshare --mount --propagation private mount -t tmpfs tmpfs /mnt"
     return subprocess.run(words.split(), capture_output=True, check=False).returncode == 0
@@ -233,8 +227,7 @@ FAULTS: Mapping[str, Callable[[Training], None]] = {
     "torn snapshot": _torn_snapshot,
     "full disk": _full_disk,
 }
-_FULL_DISK = "full disk"
-"""Comes first in a run, which has a small disk then; needs root."""
+_FULL_DISK = "full disk"  # comes first in a run, which has a small disk then; needs root
 
 
 @dataclass(kw_only=True)
@@ -339,12 +332,8 @@ def main(words: Sequence[str]) -> int:
     about = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     about.add_argument("--minutes", type=float, default=5.0, help="begin no run after these")
     about.add_argument("--seed", type=int, default=0, help="of the first run; each has the next")
-    about.add_argument("--only", action="append", choices=FAULTS, metavar="FAULT")
-    about.add_argument("--list", action="store_true", help="list the faults")
+    about.add_argument("--only", action="append", choices=FAULTS)
     asked = about.parse_args(words)
-    if asked.list:
-        print("\n".join(FAULTS))
-        return 0
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     names = asked.only or list(FAULTS)

@@ -42,7 +42,7 @@ def test_an_older_commits_side_trains_by_its_own_source(tmp_path: Path) -> None:
     (worktree / "src").symlink_to(ROOT / "src")
     side, runs = "paceline, before", Runs()
     plan = Plan(
-        jobs=["transformer"], sides=[side], rounds=1, python="none", before=worktree, part=60
+        jobs=["transformer"], sides=[side], rounds=1, python="none", before=worktree, part=20
     )
     run_side(side, "transformer", plan, tmp_path, runs)
     assert runs.samples_per_s[0] > 0

@@ -103,7 +103,7 @@ def with_huge_pages(tunables: str) -> str:
     """Add that malloc is to ask for huge pages, where the kernel gives them to who asks.
 
     Otherwise the processor looks up the activations of a step in pages of 4 KB: up to 6 % of a
-    CPU's step (benchmarks/README.md).
+    CPU's step (112.0 instead of 115.9 ms for a ResNet-18 with 16 images of 64x64).
 
     Args:
         tunables: Glibc's; where they mention huge pages they stay as they are.

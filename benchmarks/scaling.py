@@ -46,7 +46,7 @@ def power(rank: int) -> Method:
 
 
 PLAIN = Method(name="all-reduce", settings={"sync": "allreduce"})
-BF16 = Method(name="bf16", settings={"sync": "bf16"})
+BF16 = Method(name="bf16", settings={"sync": "allreduce", "sync_precision": "bf16"})
 METHODS = (PLAIN, BF16, power(4), power(1))
 
 

@@ -38,9 +38,11 @@ def test_the_table_and_what_to_do(run_dir: Path, capsys: pytest.CaptureFixture[s
 
 def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--link", "6.4gbit", "--nodes", "2..1024", "--gpus-per-node", "8", "--json"]
-    assert main(["predict", str(run_dir), *words, "--methods", "allreduce,local"]) == ExitCode.DONE
+    assert (
+        main(["predict", str(run_dir), *words, "--methods", "allreduce,powersgd"]) == ExitCode.DONE
+    )
     told = json.loads(capsys.readouterr().out)
-    assert [method["method"] for method in told["methods"]] == ["allreduce", "local"]
+    assert [method["method"] for method in told["methods"]] == ["allreduce", "powersgd"]
     sizes = told["methods"][0]["sizes"]
     assert [size["nodes"] for size in sizes] == [2**power for power in range(1, 11)]
     assert sizes[0]["workers"] == 16
@@ -91,7 +93,6 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["RUN", "--link", "fast"], "not a network's speed: 'fast'"),
         (["RUN", "--link", "1gbit", "--rtt", "50"], "not a time: '50'"),
         (["RUN", "--link", "1gbit", "--nodes", "few"], "not numbers of nodes: 'few'"),
-        (["RUN", "--link", "1gbit", "--methods", "auto"], "'auto' can't be predicted"),
         (["RUN", "--link", "1gbit", "--methods", "magic"], "'magic' can't be predicted"),
         (["RUN", "--link", "1gbit", "--doctor", "x.json"], "give one of them"),
         (["RUN", "--link", "1gbit", "--gpus-per-node", "0"], "--gpus-per-node must be above 0"),
@@ -99,16 +100,15 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["RUN", "--link", "1gbit", "--mtbf", "often"], "--mtbf is 'often', not a duration"),
         (["RUN", "--link", "1gbit", "--restart", "2m"], "--restart counts where nodes fail"),
         (["RUN", "--link", "1gbit", "--link-within", "64gbit"], "--gpus-per-node is 1: give more"),
-        (["RUN", "--link", "1gbit", "--sync-every", "4", "--sync-delay", "4"], "--sync-delay 4"),
         (
-            ["RUN", "--link", "1gbit", "--sync-every", "0"],
-            "--sync-every is 0: it must be at least 1",
+            ["RUN", "--link", "1gbit", "--powersgd-rank", "0"],
+            "--powersgd-rank is 0: it must be at least 1",
         ),
         (["RUN", "--link", "1gbit", "--mode", "strong", "--nodes", "64"], "64 workers can't share"),
         (["RUN", "--link", "1gbit", "--snapshot-every", "5m"], "give --mtbf as well"),
         (
-            ["RUN", "--link", "1gbit", "--methods", "bf16", "--sync-every", "4"],
-            "--sync-every has no effect with --methods bf16",
+            ["RUN", "--link", "1gbit", "--methods", "ordered", "--powersgd-rank", "4"],
+            "--powersgd-rank has no effect with --methods ordered",
         ),
         (["nowhere", "--link", "1gbit"], "holds no profile.json"),
     ],

@@ -293,7 +293,7 @@ def test_a_named_training_is_found_by_its_labels_and_gone_on_with(paceline: Pace
 
 
 def test_runs_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, trained = "digits-20260302-101500", "scale-digits-20260302-101600/trained/2-local"
+    first, trained = "digits-20260302-101500", "scale-digits-20260302-101600/trained/2-powersgd"
     assert main(["compare", first, f"runs/{trained}", "--metric", "val_loss"]) == ExitCode.DONE
     out = capsys.readouterr().out
     assert f"A  {runs / first}\nB  {runs / trained}\n" in out
@@ -302,7 +302,7 @@ def test_runs_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert max(map(len, out.splitlines()[2:])) <= 80
     assert main(["compare", first, trained, "--json"]) == ExitCode.DONE
     found = json.loads(capsys.readouterr().out)["runs"]
-    assert [run["settings"]["sync"] for run in found] == ["allreduce", "local"]
+    assert [run["settings"]["sync"] for run in found] == ["allreduce", "powersgd"]
     assert found[0]["curves"]["step"] == [23, 46]
     assert main(["compare", first]) == ExitCode.USAGE
     assert "name at least two run directories" in capsys.readouterr().err

@@ -77,7 +77,6 @@ def test_without_shards_a_change_of_the_number_is_said(paceline: Paceline, tmp_p
         ("--shards 2 --workers 3", "3 workers are more than --shards 2"),
         ("--shards 80", "80 shards are more than the 64 samples"),
         ("--shards 8 --batch-per-worker 16", "--shards needs --global-batch"),
-        ("--shards 8 --balance", "--balance"),
         ("--shards 8 --sync-batchnorm", "--sync-batchnorm"),
         ("--shards 8 --time-budget 1m", "--time-budget"),
     ],

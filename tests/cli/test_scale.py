@@ -79,8 +79,11 @@ def test_two_studies_of_one_second_have_directories_of_their_own(
         (("nowhere.py",), "there is no file nowhere.py"),
         (("digit",), "unknown recipe 'digit'"),
         (("digits", "--workers", "1,x"), "not numbers of workers: '1,x'"),
-        (("digits", "--sync", "local"), "say --methods"),
-        (("digits", "--sync-every", "4"), "--sync-every has no effect with --methods allreduce"),
+        (("digits", "--sync", "powersgd"), "say --methods"),
+        (
+            ("digits", "--powersgd-rank", "4"),
+            "--powersgd-rank has no effect with --methods allreduce",
+        ),
         (("digits", "--epochs", "3"), "--epochs has no effect without --train"),
         (("digits", "--global-batch", "64"), "--global-batch is for --mode strong"),
         (("digits", "--mode", "strong", "--batch-per-worker", "8"), "is for --mode weak"),
@@ -102,24 +105,32 @@ def test_the_commands_of_a_recipe(tmp_path: Path) -> None:
     asked = read(
         (
             *STUDY[1:],
-            *("--methods", "allreduce,local", "--sync-every", "4", "--train", "--epochs", "3"),
+            *(
+                "--methods",
+                "allreduce,powersgd",
+                "--powersgd-rank",
+                "2",
+                "--train",
+                "--epochs",
+                "3",
+            ),
             *("--study-dir", str(tmp_path)),
         )
     )
     assert asked is not None
-    assert [each.name for each in asked.sizes] == ["1-allreduce", "2-allreduce", "2-local"]
+    assert [each.name for each in asked.sizes] == ["1-allreduce", "2-allreduce", "2-powersgd"]
     assert asked.batch == 64
     words = asked.commands.measure(asked.sizes[2], tmp_path / "run", 128)
     text = " ".join(words)
     assert text.startswith(f"train digits --run-dir {tmp_path / 'run'} --workers 2 --on local")
     assert "--epochs 1000000 --target-accuracy none" in text
     assert "--time-budget 1.0 --max-restarts 0 --global-batch 128" in text
-    assert text.endswith("--sync local --sync-every 4 --sync-warmup-steps 0")
+    assert text.endswith("--sync powersgd --powersgd-rank 2 --sync-warmup-steps 2")
     text = " ".join(asked.commands.train(asked.sizes[2], tmp_path / "run", 128))
     assert "--epochs 3" in text
     assert "--time-budget" not in text
     assert "--sync-warmup-steps" not in text
-    assert "--sync-every" not in asked.commands.measure(asked.sizes[1], tmp_path / "run", 128)
+    assert "--powersgd-rank" not in asked.commands.measure(asked.sizes[1], tmp_path / "run", 128)
 
 
 def test_the_commands_of_a_script_on_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

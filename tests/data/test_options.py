@@ -11,7 +11,6 @@ def test_fields_have_defaults_and_help() -> None:
         "global_batch",
         "batch_per_worker",
         "max_batch_per_worker",
-        "balance",
         "shards",
         "drop_last",
         "loader_workers",

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from paceline.data.order import (
     EpochPlan,
-    cut,
     epoch_order,
     plan_order,
     plan_shares,
@@ -126,13 +125,6 @@ def test_a_resumed_epoch_goes_on_at_its_step(count: int) -> None:
     rest = list(plan_shares(replace(plan, first_step=2), 14))
     assert rest == [found for found in whole if found.batch_start >= 8]
     assert len(rest) < len(whole)
-
-
-@pytest.mark.parametrize("total", [0, 1, 3, 7, 8])
-def test_unequal_parts_of_a_short_batch_cover_it(total: int) -> None:
-    cuts = [cut(total, part, 3, bounds=(0, 5, 7, 8)) for part in range(3)]
-    assert [begin for begin, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
-    assert cuts[-1][1] == total
 
 
 @pytest.mark.parametrize(("num", "drop_last"), [(3, True), (0, False), (0, True)])

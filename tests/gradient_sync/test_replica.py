@@ -239,10 +239,8 @@ def test_what_got_no_gradient_is_said_once_and_an_abandoned_step_counts_for_noth
         replica = Replica(model, group, forward=lambda inputs: model["used"](inputs))
         model(torch.ones(1, 2)).sum().backward()
         first = replica.finish_backward()
-        replica.alone = True
         model(torch.ones(1, 2)).sum().backward()
         second = replica.finish_backward()
-        replica.alone = False
         replica.defer_to(PowerSGD(group.world_size, 1))
         model(torch.ones(1, 2)).sum().backward()
         replica.reset()

@@ -40,16 +40,10 @@ DEVICES, PRECISIONS = (1, 2), ("fp32", "bf16", "fp16")
 WAYS: Mapping[str, tuple[str, ...]] = {
     "allreduce": (),
     "shards": ("--shards", "4"),
-    "bf16": ("--sync", "bf16"),
-    "fp16": ("--sync", "fp16"),
+    "bf16": ("--sync-precision", "bf16"),
     "powersgd": ("--sync", "powersgd", "--sync-warmup-steps", "2"),
-    "local": ("--sync", "local", "--sync-every", "2", "--sync-warmup-steps", "2"),
-    "diloco": ("--sync", "diloco", "--sync-every", "2", "--sync-warmup-steps", "2"),
-    "auto": ("--sync", "auto"),
-    "as it is": (),
 }
-"""Ways of combining gradients, and their options. `as it is` is `allreduce` with CUDA graphs, if
-they are the default; the others count what a step launches without."""
+"""Ways of combining gradients, and their options."""
 
 
 SCRIPT = """
@@ -117,7 +111,7 @@ RECIPES: Mapping[str, Recipe] = {
     "cifar10-wideresnet": Recipe(
         options="--data-dir {data} --no-download --width 1",
         write=lambda at: write_cifar10(at, 150, 30),
-        for_ways=dict.fromkeys(("shards", "local", "diloco"), "--no-sync-batchnorm"),
+        for_ways={"shards": "--no-sync-batchnorm"},
     ),
     "stl10-resnet18": Recipe(
         options="--data-dir {data} --no-download --size 32", write=lambda at: write_stl10(at, 64)
@@ -162,8 +156,6 @@ class Cell:
             words += ["--global-batch", "8"]
         if self.devices == 1:  # no launcher: it is the same for all, and takes half of the time
             words += ["--on", "here"]
-        if self.way != "as it is":
-            words += ["--cuda-graphs", "off"]
         words += ["--time-budget", "none", "--progress", "off", "--run-dir", "run"]
         if recipe.own is None:
             return [*words, "--epochs", "2"]
@@ -177,7 +169,6 @@ def all_cells() -> list[Cell]:
         for (name, recipe), way, precision, devices in product(
             RECIPES.items(), WAYS, PRECISIONS, DEVICES
         )
-        if way != "as it is" or (name, precision) == ("digits", "fp32")
         if way != "shards" or recipe.has_shards
     ]
 
@@ -221,9 +212,7 @@ def exceeded(cell: Cell, found: Counter[str]) -> list[str]:
     row = budgets().get(cell.name)
     if row is None:
         return [f"{cell.name} has no budget: measure it with --all '{cell.name}' --write"]
-    # What is chosen by measuring isn't the same twice.
-    is_exact = row["torch"] == _torch() and cell.way not in ("auto", "as it is")
-    names = [*WORST, *(USUAL if is_exact else ())]
+    names = [*WORST, *(USUAL if row["torch"] == _torch() else ())]
     return [
         f"{cell.name}: {found[name]} {name} a step, at most {row[name]}"
         for name in names
@@ -254,21 +243,19 @@ def covering() -> list[Cell]:
             ("digits", "allreduce", "fp16", 2),
             ("digits", "powersgd", "fp16", 1),
             ("digits", "shards", "fp16", 2),
-            ("digits", "as it is", "fp32", 2),
             ("synthetic", "shards", "fp32", 1),
             ("synthetic", "powersgd", "bf16", 1),
-            ("mnist", "local", "fp16", 2),
-            ("mnist", "auto", "bf16", 2),
+            ("mnist", "powersgd", "fp16", 2),
+            ("mnist", "bf16", "bf16", 2),
             ("fashion-wideresnet", "bf16", "fp32", 2),
-            ("fashion-wideresnet", "diloco", "bf16", 2),
             ("cifar10-wideresnet", "allreduce", "fp16", 2),  # and synchronized BatchNorm
             ("cifar10-wideresnet", "shards", "bf16", 1),
-            ("stl10-resnet18", "fp16", "bf16", 1),
+            ("stl10-resnet18", "bf16", "bf16", 1),
             ("imagefolder-vgg19", "allreduce", "fp32", 1),
-            ("a script", "auto", "fp16", 2),
+            ("a script", "bf16", "fp16", 2),
             ("nanogpt", "allreduce", "bf16", 2),
             ("vae", "powersgd", "fp32", 1),
-            ("dcgan", "fp16", "fp32", 2),
+            ("dcgan", "bf16", "fp32", 2),
             ("super_resolution", "allreduce", "fp16", 1),
             ("mnist_rnn", "allreduce", "fp16", 2),
             ("cifar", "shards", "fp32", 1),

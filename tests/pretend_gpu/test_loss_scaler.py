@@ -270,12 +270,11 @@ def test_shards_have_the_same_bits_on_any_number_of_devices_and_after_a_death(
 @pytest.mark.parametrize(
     ("options", "devices", "words"),
     [
-        ("--sync local --sync-every 3 --sync-warmup-steps 4", 2, "novograd"),
         ("--sync powersgd --sync-warmup-steps 4 --clip-norm 0.5", 2, "novograd"),
-        ("--cuda-graphs on --max-batch-per-worker 8", 1, "novograd"),
-        ("--cuda-graphs off", 1, "novograd backward"),
+        ("--max-batch-per-worker 8", 1, "novograd"),
+        ("", 1, "novograd backward"),
     ],
-    ids=["local", "powersgd", "graphs", "backward"],
+    ids=["powersgd", "pieces", "backward"],
 )
 def test_trainings_have_the_bits_of_pytorchs_scaler(
     gpus: Host, options: str, devices: int, words: str, tmp_path: Path

@@ -106,9 +106,9 @@ def test_what_late_streams_show(gpus: Host, streams: str, without: str, tmp_path
     [
         (("--sync", "powersgd", "--precision", "fp16"), 2),
         (("--shards", "4", "--precision", "bf16"), 2),
-        (("--cuda-graphs", "on", "--snapshot-every", "4"), 1),
+        (("--snapshot-every-steps", "4"), 1),
     ],
-    ids=["powersgd", "shards", "graphs"],
+    ids=["powersgd", "shards", "snapshots"],
 )
 def test_trainings_have_the_same_bits_on_late_streams(
     gpus: Host, words: tuple[str, ...], devices: int, tmp_path: Path

@@ -86,9 +86,9 @@ def test_a_study_is_read_and_written_as_it_was(tmp_path: Path) -> None:
     assert [(size.workers, size.method, len(size.repeats)) for size in study.sizes] == [
         (1, "allreduce", 2),
         (2, "allreduce", 2),
-        (2, "local", 2),
+        (2, "powersgd", 2),
     ]
-    assert study.sizes[2].method_options["sync_every"] == 4
+    assert study.sizes[2].method_options["powersgd_rank"] == 4
     StudyDirectory(tmp_path).write(study)
     for name in ("study.json", "study.csv"):
         assert (tmp_path / name).read_bytes() == (STUDY / name).read_bytes()
@@ -100,7 +100,7 @@ def test_measurements_are_read_and_written_as_they_were(tmp_path: Path) -> None:
         assert record is not None
         record.write(tmp_path / path.name)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
-    for name in ("1-allreduce-1", "1-allreduce-2", "2-local-1"):
+    for name in ("1-allreduce-1", "1-allreduce-2", "2-powersgd-1"):
         record = Measured.read(STUDY / "measured" / f"{name}.json")
         assert record is not None
         run = RunDirectory(STUDY / record.run_dir)
@@ -110,7 +110,7 @@ def test_measurements_are_read_and_written_as_they_were(tmp_path: Path) -> None:
 
 def test_a_study_follows_from_its_measurements(tmp_path: Path) -> None:
     kept = require_study(STUDY)
-    sizes = make_sizes([2], ["allreduce", "local"], ())
+    sizes = make_sizes([2], ["allreduce", "powersgd"], ())
     found: dict[Size, list[Measured]] = {}
     for size in sizes:
         paths = (STUDY / "measured" / f"{size.name}-{number}.json" for number in (1, 2))
@@ -125,7 +125,7 @@ def test_a_study_follows_from_its_measurements(tmp_path: Path) -> None:
     asked = Study(
         **{name: getattr(kept, name) for name in _OF_THE_COMMAND}  # what `scale` begins with
     )
-    again = summarise(asked, sizes, found, {"local": {"sync_every": 4}}, trained)
+    again = summarise(asked, sizes, found, {"powersgd": {"powersgd_rank": 4}}, trained)
     write_json(tmp_path / "study.json", again.to_json())
     assert (tmp_path / "study.json").read_bytes() == (STUDY / "study.json").read_bytes()
 
@@ -133,8 +133,8 @@ def test_a_study_follows_from_its_measurements(tmp_path: Path) -> None:
 def test_what_predictions_take_from_a_study() -> None:
     evidence = read_inputs(STUDY)
     assert evidence.profile.global_batch == 64
-    assert [method.sync for method in evidence.methods] == ["allreduce", "local"]
-    assert evidence.methods[1].sync_every == 4
+    assert [method.sync for method in evidence.methods] == ["allreduce", "powersgd"]
+    assert evidence.methods[1].powersgd_rank == 4
     assert evidence.sizes == ()  # one host
 
 
@@ -170,7 +170,7 @@ def test_a_report_says_what_is_damaged(damaged: Path) -> None:
         {"method_options": 3},
         {"step_s": {"median": "fast", "low": 1.0, "high": 2.0}},
         {"step_s": 3},
-        {"method_options": {"sync_every": "often"}},
+        {"method_options": {"powersgd_rank": "often"}},
     ],
     ids=str,
 )

@@ -32,11 +32,11 @@ def test_figures_are_read_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_sizes_are_put_in_order_methods_stay_in_theirs(tmp_path: Path) -> None:
-    record = study_record((8, 1, 2), ("local", "allreduce"))
+    record = study_record((8, 1, 2), ("powersgd", "allreduce"))
     study, _ = read_study(write_study(tmp_path, record))
     found = [(size.workers, size.method) for size in study.sizes]
-    both = [(n, name) for n in (2, 8) for name in ("local", "allreduce")]
-    assert found == [(1, "local"), *both]
+    both = [(n, name) for n in (2, 8) for name in ("powersgd", "allreduce")]
+    assert found == [(1, "powersgd"), *both]
 
 
 def test_a_missing_and_a_foreign_file_are_told(tmp_path: Path) -> None:

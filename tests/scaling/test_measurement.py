@@ -63,25 +63,17 @@ def test_a_batch_that_the_script_settles_is_noticed(
 
 
 def test_a_methods_options_are_those_that_the_training_had(tmp_path: Path) -> None:
-    own = {"sync_every": 16, "sync_delay": None, "sync_warmup_steps": 0}
-    run = run_directory(tmp_path, {**RUN, "settings": {**own, "powersgd_rank": 4}})
-    (tmp_path / "profile.json").write_text(profile(2, 1.0, sync="local").to_json())
-    record = read_measured(run, "runs/1", 1.0, "local")
-    assert record.method_options == {"sync_every": 16, "sync_delay": 8}
-
-
-def test_what_auto_chose_is_read(tmp_path: Path) -> None:
-    run = run_directory(tmp_path)
-    (tmp_path / "profile.json").write_text(profile(2, 1.0, sync="auto").to_json())
-    assert read_measured(run, "runs/1", 1.0, "auto").sync_chosen is None
-    run.summary_json.write_text('{"sync_chosen": "bf16"}')
-    assert read_measured(run, "runs/1", 1.0, "auto").sync_chosen == "bf16"
+    own = {"powersgd_rank": 2, "sync_warmup_steps": 0}
+    run = run_directory(tmp_path, {**RUN, "settings": {**own, "sync_precision": "fp32"}})
+    (tmp_path / "profile.json").write_text(profile(2, 1.0, sync="powersgd").to_json())
+    record = read_measured(run, "runs/1", 1.0, "powersgd")
+    assert record.method_options == {"powersgd_rank": 2}
 
 
 def test_another_method_than_was_asked_for_is_a_problem(tmp_path: Path) -> None:
-    record = read_measured(run_directory(tmp_path), "runs/1", 1.0, "bf16")
+    record = read_measured(run_directory(tmp_path), "runs/1", 1.0, "powersgd")
     assert (record.profile, record.exit_code) == (None, 2)
-    assert "by allreduce, and bf16 was to be measured" in (record.problem or "")
+    assert "by allreduce, and powersgd was to be measured" in (record.problem or "")
 
 
 def test_a_training_without_a_profile_is_a_problem(tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from tests.scaling.studies import size
 
 
 def test_one_plain_worker_is_always_measured_and_first() -> None:
-    sizes = make_sizes((4, 2), ("local", "bf16"), ())
+    sizes = make_sizes((4, 2), ("powersgd", "allreduce"), ())
     assert [each.name for each in sizes] == [
         "1-allreduce",
-        "2-local",
-        "2-bf16",
-        "4-local",
-        "4-bf16",
+        "2-powersgd",
+        "2-allreduce",
+        "4-powersgd",
+        "4-allreduce",
     ]
     assert {each.nodes for each in sizes} == {1}
 
@@ -67,25 +67,25 @@ def test_sizes_take_turns_in_changing_order(repeats: int) -> None:
 
 
 def test_each_method_gets_its_own_options_and_no_others() -> None:
-    given = {"sync_every": 16, "powersgd_rank": 2, "shards": 8, "sync_warmup_steps": 500}
+    given = {"powersgd_rank": 2, "shards": 8, "sync_warmup_steps": 500}
     assert method_settings("allreduce", given, warm=True) == {"sync": "allreduce"}
     assert method_settings("ordered", given, warm=True) == {"sync": "ordered", "shards": 8}
-    local = {"sync": "local", "sync_every": 16, "sync_warmup_steps": 500}
-    assert method_settings("local", given, warm=False) == local
+    low_rank = {"sync": "powersgd", "powersgd_rank": 2, "sync_warmup_steps": 500}
+    assert method_settings("powersgd", given, warm=False) == low_rank
 
 
 def test_a_short_measurement_skips_the_warm_up() -> None:
-    assert method_settings("local", {"sync_warmup_steps": 500}, warm=True) == {
-        "sync": "local",
-        "sync_warmup_steps": 0,
+    assert method_settings("powersgd", {"sync_warmup_steps": 500}, warm=True) == {
+        "sync": "powersgd",
+        "sync_warmup_steps": 2,
     }
-    assert "sync_warmup_steps" not in method_settings("local", {}, warm=False)
+    assert "sync_warmup_steps" not in method_settings("powersgd", {}, warm=False)
 
 
 def test_an_option_that_no_method_has_is_idle() -> None:
-    assert not idle_of_methods(("allreduce", "local"), ("sync_every", "precision"))
-    idle = idle_of_methods(("allreduce", "bf16"), ("sync_every",))
-    assert "it is of local, diloco" in idle["sync_every"]
+    assert not idle_of_methods(("allreduce", "powersgd"), ("powersgd_rank", "precision"))
+    idle = idle_of_methods(("allreduce", "ordered"), ("powersgd_rank",))
+    assert "it is of powersgd" in idle["powersgd_rank"]
 
 
 def test_the_batch_grows_with_weak_scaling_alone() -> None:

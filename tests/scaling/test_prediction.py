@@ -19,7 +19,7 @@ from paceline.scaling.prediction import (
 from tests.scaling.vgg import STEP_S, cluster_of, profile_of
 
 VGG = profile_of()
-PLAIN, BF16 = SyncOptions(sync="allreduce"), SyncOptions(sync="bf16")
+PLAIN, BF16 = SyncOptions(sync="allreduce"), SyncOptions(sync="allreduce", sync_precision="bf16")
 STUDY = Network(bandwidth_bytes_per_s=5.35e9 / 8, round_trip_s=5e-5)
 FREE = Assumptions(machine=Machine())
 
@@ -103,14 +103,6 @@ def test_bands_never_promise_more_than_all() -> None:
     assert 0.97 < band.efficiency.low <= band.efficiency.high <= 1.0
     width = band.step_s.high / band.step_s.low
     assert width > 1.5
-
-
-def test_averaging_at_the_end_of_an_epoch_is_part_of_it() -> None:
-    local = at(8, SyncOptions(sync="local", sync_every=8))
-    sent = 2 * 7 / 8 * 2 * VGG.parameter_bytes
-    assert local.averaging_s == pytest.approx(sent / STUDY.bandwidth_bytes_per_s, rel=0.01)
-    assert local.epoch_s == pytest.approx(82 * local.step_s + local.averaging_s)
-    assert (local.fixed_s, at(8).averaging_s) == (0.0, 0.0)
 
 
 def test_fixed_costs_of_an_epoch() -> None:
@@ -197,13 +189,10 @@ def test_the_figures_of_the_page() -> None:
     ways = {
         "allreduce": PLAIN,
         "bf16": BF16,
-        "8, waiting": SyncOptions(sync="local", sync_every=8, sync_delay=0),
-        "16, waiting": SyncOptions(sync="local", sync_every=16, sync_delay=0),
         "powersgd": SyncOptions(sync="powersgd"),
-        "4": SyncOptions(sync="local", sync_every=4),
     }
     found = [round(at(8, way, Assumptions()).efficiency, 2) for way in ways.values()]
-    assert found == [0.47, 0.80, 0.81, 0.90, 0.97, 0.99]
+    assert found == [0.47, 0.80, 0.97]
 
 
 def test_a_fixed_cost_that_is_shared() -> None:

@@ -32,7 +32,7 @@ def step_at(nodes: int, method: SyncOptions) -> float:
 
 
 def size(nodes: int, method: SyncOptions, **more: object) -> dict[str, object]:
-    options = {"sync_every": method.sync_every} if method.sync == "local" else {}
+    options = {"powersgd_rank": method.powersgd_rank} if method.sync == "powersgd" else {}
     step_s = step_at(nodes, method)
     return {
         "workers": nodes,
@@ -46,7 +46,7 @@ def size(nodes: int, method: SyncOptions, **more: object) -> dict[str, object]:
     }
 
 
-PLAIN, LOCAL = SyncOptions(sync="allreduce"), SyncOptions(sync="local", sync_every=16)
+PLAIN, LOW_RANK = SyncOptions(sync="allreduce"), SyncOptions(sync="powersgd", powersgd_rank=2)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def study(tmp_path: Path) -> Path:
         repeats.append({"run_dir": run.name, "problem": problem})
     sizes = [
         size(1, PLAIN, repeats=repeats),
-        *(size(nodes, method) for nodes in (2, 4) for method in (PLAIN, LOCAL)),
+        *(size(nodes, method) for nodes in (2, 4) for method in (PLAIN, LOW_RANK)),
         size(8, PLAIN, step_s=None),
     ]
     told = {"format": 1, "kind": "scale", "mode": "weak", "sizes": sizes}
@@ -80,7 +80,7 @@ def test_a_study(study: Path) -> None:
     inputs = read_inputs(study)
     assert inputs.profile == VGG
     assert inputs.sizes == tuple(SizeTime(nodes=n, step_s=step_at(n, PLAIN)) for n in (2, 4))
-    assert inputs.methods == (PLAIN, LOCAL)
+    assert inputs.methods == (PLAIN, LOW_RANK)
     assert inputs.mode == "weak"
 
 
@@ -95,8 +95,8 @@ def test_a_study_tells_its_own_link(study: Path) -> None:
 def test_what_a_study_says_of_more_nodes(study: Path) -> None:
     told = predict_study(study)
     assert told is not None
-    plain, local = json.loads(json.dumps(told))["methods"]
-    assert (plain["method"], local["label"]) == ("allreduce", "local H=16")
+    plain, low_rank = json.loads(json.dumps(told))["methods"]
+    assert (plain["method"], low_rank["label"]) == ("allreduce", "powersgd rank 2")
     assert [s["nodes"] for s in plain["sizes"]] == [2, 4, 8, 16]
     for one in plain["sizes"][:2]:
         assert one["step_s"] == pytest.approx(step_at(one["nodes"], PLAIN), rel=1e-3)
@@ -137,14 +137,13 @@ def test_a_size_of_unlike_nodes_counts_nothing(study: Path) -> None:
     assert read_inputs(study).sizes == ()
 
 
-def test_one_worker_is_taken_alone_and_auto_is_left_out(study: Path) -> None:
+def test_one_worker_is_taken_alone(study: Path) -> None:
     told = json.loads((study / "study.json").read_text())
     told["sizes"].append({**told["sizes"][0], "method": "ordered", "repeats": [{"run_dir": "no"}]})
-    told["sizes"].append({**size(2, PLAIN), "method": "auto"})
     (study / "study.json").write_text(json.dumps(told))
     inputs = read_inputs(study)
     assert inputs.profile == VGG
-    assert inputs.methods == (PLAIN, LOCAL)
+    assert inputs.methods == (PLAIN, LOW_RANK)
 
 
 def test_sentences_keep_to_what_was_measured(study: Path) -> None:

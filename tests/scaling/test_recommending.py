@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from paceline.gradient_sync.cost_model import Machine
-from paceline.gradient_sync.options import SyncOptions
 from paceline.results.profile import EpochCosts, Spread, StepProfile, WorkerTime
 from paceline.scaling.forecast import ForecastRequest, Projection, project
 from paceline.scaling.options import PredictOptions
@@ -40,7 +39,6 @@ def projection(
             link=link(speed, round_trip),
             nodes=tuple(nodes),
             methods=methods.chosen_methods(),
-            choose_every=True,
             assumed=replace(assumed, draws=2),
             **more,  # type: ignore[arg-type]
         )
@@ -61,25 +59,13 @@ def test_two_nodes_pay_eight_dont_and_rounded_gradients_do() -> None:
     found = projection(STUDY)
     assert recommend(found)[:2] == (
         "With all-reduce, 2 nodes pay (0.81), 4 don't (0.59).",
-        "With bf16, 8 nodes pay (0.88): gradients are rounded to 8 bits of precision, which "
-        "training rarely notices.",
+        "With allreduce bf16, 8 nodes pay (0.88): gradients are rounded to 8 bits of precision, "
+        "which training rarely notices.",
     )
-    assert "Faster still is local H=4 (0.99)" in told(found)
-    assert recommended(found).method.sync == "bf16"
+    assert recommended(found).method.sync_precision == "bf16"
 
 
-def test_only_local_steps_pay() -> None:
-    ways = PredictOptions(methods="allreduce,bf16,local", sync_precision="int8")
-    found = projection("100mbit", methods=ways)
-    assert recommend(found)[:2] == (
-        "All-reduce pays on none of these sizes: 2 nodes reach 0.02, and 0.80 is asked for.",
-        "With local H=64 int8, 8 nodes pay (1.00): each worker trains alone in between, so compare "
-        "the accuracy.",
-    )
-    assert recommended(found).method.sync == "local"
-
-
-def test_powersgd_pays_before_local_steps() -> None:
+def test_only_powersgd_pays() -> None:
     found = projection("100mbit")
     assert recommend(found)[1] == (
         "With powersgd rank 4, 8 nodes pay (0.86): gradients are approximated, so compare the "
@@ -95,7 +81,9 @@ def test_nothing_pays() -> None:
 
 def test_something_pays_on_fewer_nodes_than_asked_for() -> None:
     found = projection(STUDY, methods=PredictOptions(methods="allreduce,bf16"), pays=0.95)
-    assert recommend(found)[1].startswith("Nothing pays on 8 nodes; bf16 comes furthest: 4 nodes ")
+    assert recommend(found)[1].startswith(
+        "Nothing pays on 8 nodes; allreduce bf16 comes furthest: 4 nodes "
+    )
 
 
 def test_a_faster_link_pays() -> None:
@@ -147,15 +135,6 @@ def test_a_fixed_cost_is_named() -> None:
     )
 
 
-def test_averaging_at_the_end_of_an_epoch_is_no_fixed_cost() -> None:
-    """It is the method's own; with 23 steps of an epoch it counts."""
-    short = replace(VGG, steps_per_epoch=23)
-    found = projection("1gbit", profile=short, methods=PredictOptions(methods="local"))
-    last = found.forecasts[0].last
-    assert last.averaging_s > 0.1 * (last.epoch_s or 0)
-    assert "no way of combining" not in told(found)
-
-
 def test_what_limits_is_said_of_the_method_that_is_recommended() -> None:
     failing = Assumptions(mtbf_s=1000 * 3600.0, snapshot_every_s=3600.0, machine=Machine())
     found = projection("100gbit", (256,), assumed=failing, pays=0.5)
@@ -199,23 +178,7 @@ def test_one_node() -> None:
     )
 
 
-@pytest.mark.parametrize("methods", ["bf16", "local", "ordered", "allreduce"])
+@pytest.mark.parametrize("methods", ["bf16", "powersgd", "ordered", "allreduce"])
 def test_any_method_alone_gets_an_answer(methods: str) -> None:
     assert recommend(projection("10mbit", methods=PredictOptions(methods=methods)))
     assert recommend(projection("100gbit", methods=PredictOptions(methods=methods)))
-
-
-@pytest.mark.parametrize(("delay", "every"), [(0, 16), (5, 8), (20, 32), (100, 101)])
-def test_steps_are_chosen_beyond_a_delay_that_was_given(delay: int, every: int) -> None:
-    asked = PredictOptions(methods="local", sync_delay=delay)
-    (forecast,) = projection(STUDY, methods=asked).forecasts
-    assert (forecast.method.delay, forecast.method.sync_every) == (delay, every)
-
-
-def test_steps_that_were_given_arent_chosen() -> None:
-    asked = PredictOptions(methods="local", sync_every=8).chosen_methods()
-    request = ForecastRequest(
-        profile=VGG, link=link(STUDY), nodes=(8,), methods=asked, assumed=Assumptions(draws=2)
-    )
-    (forecast,) = project(request).forecasts
-    assert forecast.method == SyncOptions(sync="local", sync_every=8)

@@ -112,33 +112,6 @@ def test_doubtful_measurements_are_noted() -> None:
     assert "Not reliable: repeats differ by more than 20 % with 2 workers." in study.not_reliable
 
 
-def test_averages_that_are_too_rare_to_be_measured_are_noted() -> None:
-    own = size(2, "local")
-    found = {own: [replace(measured(2, 0.5, sync="local"), method_options={"sync_every": 16})]}
-    short = summarise(ASKED, [own], found, {"local": {"sync_every": 8}}, {})
-    assert short.sizes[0].method_options == {"sync_every": 16}
-    assert "rounds of 16 steps after the first one fit into 20 s" in short.notes[0]
-    assert "at least 32 --seconds" in short.notes[0]
-    assert summarise(replace(ASKED, seconds=32.0), [own], found, {}, {}).notes == short.notes[1:]
-
-
-def test_what_auto_chose_is_noted() -> None:
-    own, one = size(2, "auto"), measured(2, 0.5, sync="auto")
-    found = {own: [replace(one, sync_chosen="bf16"), one, replace(one, sync_chosen="bf16")]}
-    note, _ = summarise(ASKED, [own], found, {}, {}).notes
-    assert "auto: it chose bf16 (2 times), nothing yet (1 time);" in note
-
-
-def test_averaging_at_the_end_of_an_epoch_is_part_of_it() -> None:
-    one = measured(2, 0.5, sync="local")
-    assert one.profile is not None
-    costs = replace(one.profile.epoch, averaging_s=3.0)
-    found = {size(2, "local"): [replace(one, profile=replace(one.profile, epoch=costs))]}
-    (two,) = summarise(ASKED, list(found), found, {}, {}).sizes
-    assert two.fixed.total_s == 4.0 + 0.5 + 3.0
-    assert two.epoch_s == pytest.approx(325 * 0.5 + 7.5)
-
-
 def _efficiency(result: SizeResult) -> float:
     assert result.efficiency is not None
     return result.efficiency.median

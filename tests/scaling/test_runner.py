@@ -154,11 +154,11 @@ def test_wrong_usage_of_one_worker_ends_the_study(tmp_path: Path) -> None:
 
 
 def test_a_script_with_a_method_of_its_own_isnt_measured_as_another(tmp_path: Path) -> None:
-    studied = Studied(tmp_path, Pretended(sync="local"))
-    with pytest.raises(UsageError, match="by local, and allreduce was to be measured"):
+    studied = Studied(tmp_path, Pretended(sync="powersgd"))
+    with pytest.raises(UsageError, match="by powersgd, and allreduce was to be measured"):
         studied.runner().measure(make_plan(SIZES, 1))
     studied.runner().measure([Measurement(size=size(2), round=1)])
-    assert "failed: the training combined its gradients by local" in studied.said[-1]
+    assert "failed: the training combined its gradients by powersgd" in studied.said[-1]
 
 
 def test_where_nothing_was_measured_the_exit_code_is_the_failures() -> None:

@@ -88,15 +88,15 @@ def test_options_of_a_method_may_come_with_it_but_not_change(tmp_path: Path) -> 
     place = StudyDirectory(tmp_path)
     place.write(ASKED)
     keep_record(tmp_path, measured(2, 1.0))
-    local = {**ASKED.asked, "--sync-every": 16}
-    place.prepare(local, ["allreduce", "local"])
-    place.write(place.begun(replace(ASKED, asked=local)))
-    keep_record(tmp_path, measured(2, 1.0, sync="local"))
-    place.prepare(local, ["local"])
+    low_rank = {**ASKED.asked, "--powersgd-rank": 2}
+    place.prepare(low_rank, ["allreduce", "powersgd"])
+    place.write(place.begun(replace(ASKED, asked=low_rank)))
+    keep_record(tmp_path, measured(2, 1.0, sync="powersgd"))
+    place.prepare(low_rank, ["powersgd"])
     place.prepare({**ASKED.asked, "--powersgd-rank": 2}, ["powersgd"])
-    for other in (ASKED.asked, {**ASKED.asked, "--sync-every": 8}):
-        with pytest.raises(UsageError, match="holds a study with --sync-every 16"):
-            place.prepare(other, ["allreduce", "local"])
+    for other in (ASKED.asked, {**ASKED.asked, "--powersgd-rank": 8}):
+        with pytest.raises(UsageError, match="holds a study with --powersgd-rank 2"):
+            place.prepare(other, ["allreduce", "powersgd"])
 
 
 @pytest.mark.parametrize("was_there", [True, False])
@@ -131,10 +131,10 @@ def test_two_studies_do_not_share_a_directory(tmp_path: Path) -> None:
 
 def test_sizes_measured_before_are_told_too(tmp_path: Path) -> None:
     place = StudyDirectory(tmp_path)
-    keep_record(tmp_path, measured(8, 1.0, sync="local", number=4))
+    keep_record(tmp_path, measured(8, 1.0, sync="powersgd", number=4))
     (tmp_path / "measured" / "notes.json").write_text("{}")
     sizes = place.sizes_besides((size(1, nodes=1), size(16, nodes=1)), ())
-    assert [each.name for each in sizes] == ["1-allreduce", "8-local", "16-allreduce"]
+    assert [each.name for each in sizes] == ["1-allreduce", "8-powersgd", "16-allreduce"]
     assert place.rounds(3) == 4
     assert place.rounds(5) == 5
 

@@ -83,18 +83,6 @@ def test_a_single_measurement_has_no_spread_and_what_is_missing_is_said() -> Non
     assert "- Not measured yet: 2 workers with allreduce" in text
 
 
-def test_averaging_at_the_end_of_an_epoch_has_a_column_where_there_is_some() -> None:
-    one = measured(2, 0.5, sync="local")
-    assert one.profile is not None
-    costs = replace(one.profile.epoch, averaging_s=3.0)
-    own = replace(one, profile=replace(one.profile, epoch=costs))
-    found = {size(1): [measured(1, 0.8)], size(2, "local"): [own]}
-    lines = as_text(summarise(ASKED, list(found), found, {}, {})).splitlines()
-    place = [line.split()[-5:] for line in lines].index("averaging of the epoch sent".split())
-    assert lines[place + 2].split() == "2 local 4.0 s 500 ms - 3.0 s 4.4 % 4.0 kB".split()
-    assert "averaging" not in as_text(ec2_like())
-
-
 def test_rows_for_a_spreadsheet() -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(ec2_like()))))
     assert [row["workers"] for row in rows] == ["1", "2", "4", "8"]

@@ -161,7 +161,6 @@ def test_an_average_of_another_model_is_refused(tmp_path: Path) -> None:
     [
         ({}, 1.0, "a decay above 0 and below 1"),
         ({"ema": 0.9}, 0.99, "the script has ema=0.99"),
-        ({"sync": "local"}, 0.99, "weights of its own between two averages"),
     ],
 )
 def test_what_it_cannot_be(

@@ -41,7 +41,6 @@ SETTINGS: Mapping[str, Settings] = {
     "plain": {},
     "shards": {"shards": 4},
     "ema": {"ema": 0.9},
-    "local": {"sync": "local"},
     "groups": {},
     "groups, shards": {"shards": 4},
 }
@@ -110,7 +109,6 @@ def plain_fine_tuning() -> list[Tensor]:
         ("plain", 2, 3),
         ("ema", 2, STEPS + 2),
         ("groups", 2, STEPS + 2),  # within the epoch that adds it, which adds it again
-        ("local", 2, 2 * STEPS + 3),
         ("groups, shards", 1, 2 * STEPS + 3),
     ],
 )
@@ -121,7 +119,7 @@ def test_a_resumed_training_has_the_layers_thawed_that_its_loop_has_thawed(
     settings, adds_group = SETTINGS[setting], setting.startswith("groups")
     train = partial(fine_tune, adds_group=adds_group)
     whole = run_ranks(world_size, train, tmp_path / "whole", settings, -1)
-    if setting != "local" and not adds_group:
+    if not adds_group:
         assert_weights(whole[0], plain_fine_tuning())
     run_ranks(world_size, train, tmp_path / "legs", settings, most)
     for resumed in run_ranks(world_size, train, tmp_path / "legs", settings, -1):

@@ -21,14 +21,11 @@ from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import BATCH, net, pair_of, points, session_on, sgd
 
-BALANCED = DataOptions(global_batch=8, balance=True, max_batch_per_worker=4)
-
 
 @pytest.mark.parametrize(
     ("options", "samples", "sync", "optimizers", "message"),
     [
-        (BALANCED, 80, False, 2, "several optimizers"),
-        (BALANCED, 80, True, 1, "can't be combined with --balance"),
+        (DataOptions(global_batch=8, max_batch_per_worker=2), 80, False, 2, "several optimizers"),
         (DataOptions(global_batch=8), None, True, 1, "on a stream needs --drop-last"),
         (DataOptions(global_batch=8), 81, True, 1, "the last batch of an epoch has 1 samples"),
     ],
@@ -38,8 +35,8 @@ def test_plans_that_leave_a_worker_waiting_are_refused(
 ) -> None:
     plan = make_plan(options, Division.of(None, 2), samples)
     with pytest.raises(UsageError, match=message):
-        check_plan(plan, options, sync_batchnorm=sync, optimizers=optimizers)
-    check_plan(plan, options, sync_batchnorm=False, optimizers=1)
+        check_plan(plan, sync_batchnorm=sync, optimizers=optimizers)
+    check_plan(plan, sync_batchnorm=False, optimizers=1)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,6 @@ def test_plans_that_leave_a_worker_waiting_are_refused(
     [
         ({}, r"2 samples for 3 workers.*nn\.SyncBatchNorm\) each needs one"),
         ({"max_batch_per_worker": 2}, "can't be combined with --max-batch-per-worker"),
-        ({"balance": True}, "can't be combined with --balance"),
         ({"shards": 3}, "--shards can't be combined with nn.SyncBatchNorm"),
     ],
 )

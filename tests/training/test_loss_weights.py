@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, OptionValue]] = {
     "whole": {},
     "pieces": {"max_batch_per_worker": 3},
     "shards": {"shards": 4},
-    "bf16 on the way": {"sync": "bf16"},
+    "bf16 on the way": {"sync_precision": "bf16"},
 }
 
 
@@ -129,7 +129,6 @@ def test_steps_without_a_loader(tmp_path: Path) -> None:
     [
         ("more", {}, "several backward passes about a batch"),
         ("missing", {"max_batch_per_worker": 3}, "a loss without weight"),
-        ("local", {"sync": "local"}, "can't be combined with --sync local"),
     ],
 )
 def test_what_would_mean_nothing_is_refused(
@@ -148,7 +147,7 @@ def test_what_would_mean_nothing_is_refused(
                     s.update()
 
     with pytest.raises(RankError, match=message):
-        run_ranks(2 if wrong == "local" else 1, body)
+        run_ranks(1, body)
 
 
 WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {

@@ -345,10 +345,10 @@ class CrashError(Exception):
     """Ends a training at once."""
 
 
-def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -> list[Tensor]:
+def change_around_batches(group: Group, directory: Path, stop: str) -> list[Tensor]:
     """Change rates, weights, schedules and values before and behind each epoch's batches."""
     flag = StopFlag(under_launcher=True)
-    with suppress(CrashError), session_on(group, directory, {"sync": sync}, flag) as s:
+    with suppress(CrashError), session_on(group, directory, {}, flag) as s:
         model = net()
         model.register_buffer("turns", torch.zeros(()))
         s.model(model)
@@ -360,11 +360,10 @@ def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -
             for epoch in s.epochs(3):
                 own.step()
                 optimizer.param_groups[0]["momentum"] *= 0.9
-                if sync == "allreduce":
-                    with torch.no_grad():
-                        next(model.parameters()).mul_(0.5)
-                    next(reversed(list(model.parameters()))).data.mul_(0.5)
-                    model.register_buffer("turns", model.get_buffer("turns") + 1)
+                with torch.no_grad():
+                    next(model.parameters()).mul_(0.5)
+                next(reversed(list(model.parameters()))).data.mul_(0.5)
+                model.register_buffer("turns", model.get_buffer("turns") + 1)
                 for place, (x, y) in enumerate(map(pair_of, batches)):
                     s.step(F.cross_entropy(model(x), y))
                     if (epoch, place, stop) == (1, 3, "within"):
@@ -385,20 +384,19 @@ def change_around_batches(group: Group, directory: Path, stop: str, sync: str) -
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("sync", ["allreduce", "local"])
 @pytest.mark.parametrize("stop", ["within", "behind"])
 @pytest.mark.core_cases(3)
 def test_what_a_loop_changes_around_its_batches_is_changed_once(
-    stop: str, sync: str, world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    stop: str, world_size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed training runs the lines around an epoch's batches again."""
-    whole = run_ranks(world_size, change_around_batches, tmp_path / "whole", "never", sync)[0]
-    run_ranks(world_size, change_around_batches, tmp_path / "legs", stop, sync)
+    whole = run_ranks(world_size, change_around_batches, tmp_path / "whole", "never")[0]
+    run_ranks(world_size, change_around_batches, tmp_path / "legs", stop)
     capfd.readouterr()
-    resumed = run_ranks(world_size, change_around_batches, tmp_path / "legs", "never", sync)[0]
+    resumed = run_ranks(world_size, change_around_batches, tmp_path / "legs", "never")[0]
     assert all(map(torch.equal, resumed, whole))
     said = capfd.readouterr().out
-    changed = "momentum, weight_decay, own" + (", weights" if sync == "allreduce" else "")
+    changed = "momentum, weight_decay, own, weights"
     assert said.count(f"as in the snapshot again: {changed}\n") == 1
 
 

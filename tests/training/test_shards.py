@@ -299,7 +299,6 @@ def test_what_would_break_it_is_refused(
     ("settings", "said"),
     [
         ({"shards": 8, "batch_per_worker": 4}, "--shards needs --global-batch"),
-        ({"shards": 8, "global_batch": 8, "balance": True}, "can't be combined with --balance"),
         ({"shards": 8, "global_batch": 4}, "8 shards are more than the 4 samples"),
         ({"shards": 0}, "shards is 0"),
     ],

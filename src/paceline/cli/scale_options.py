@@ -96,7 +96,7 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
         show_help(command, ABOUT, listed, target.own)
     target.check()
     if any(word == "--sync" or word.startswith("--sync=") for word in target.own):
-        raise UsageError("say --methods, such as allreduce,local: several can be measured")
+        raise UsageError("say --methods, such as allreduce,powersgd: several can be measured")
     options, parsed = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed, _NOT_OURS)
     return _build_request(tuple(tokens), target, options, parsed)
 

@@ -28,11 +28,6 @@ class DataOptions:
     """Most samples that a worker puts through the model at once (what fits into its memory). A
     larger share of the global batch is cut into micro-batches whose gradients are added up."""
 
-    balance: bool = False
-    """Share each global batch by the workers' measured speed instead of equally, for unequal GPUs
-    or nodes. A step sees the same samples; how its sums are rounded then depends on the
-    measurement."""
-
     shards: int | None = None
     """Reproducible mode: cut each global batch into this many fixed shards and sum their gradients
     in a fixed order. The result then has the same bits on any number of workers up to this one.
@@ -60,10 +55,6 @@ class DataOptions:
             raise UsageError(
                 "--shards needs --global-batch: with --batch-per-worker the batch, and with it the "
                 "result, would follow the number of workers"
-            )
-        if self.balance:
-            raise UsageError(
-                "--shards can't be combined with --balance: the shards of a batch are fixed"
             )
         if self.global_batch is not None:
             check_shards(shards, self.global_batch)

@@ -5,7 +5,7 @@ contiguous share of every global batch. Nothing is padded, nothing is lost.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,8 +39,6 @@ class EpochPlan:
     drop_last: bool = False
     shuffle: bool = True
     """False leaves the samples in their own order, in every epoch."""
-    bounds: tuple[int, ...] = ()
-    """Where each part of a full batch begins, and the last one's end; empty for equal parts."""
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.epoch < 0 or self.first_step < 0:
@@ -108,22 +106,6 @@ def plan_order(plan: EpochPlan, num_samples: int) -> Indices:
     return np.arange(num_samples, dtype=np.int64)
 
 
-def cut(total: int, part: int, parts: int, bounds: Sequence[int] = ()) -> tuple[int, int]:
-    """Cut `total` items into contiguous parts, equal ones or in the proportion of `bounds`.
-
-    Args:
-        total: Items, such as the samples of a batch that may be short.
-        bounds: Ascending, from 0 to the size of a full batch, parts + 1 of them; empty for `share`.
-
-    Returns:
-        Begin and end of one part.
-    """
-    if not bounds:
-        return share(total, part, parts)
-    full = bounds[-1]
-    return total * bounds[part] // full, total * bounds[part + 1] // full
-
-
 def steps_in_epoch(num_samples: int, global_batch: int, drop_last: bool) -> int:
     """Count the optimizer steps of an epoch.
 
@@ -141,17 +123,12 @@ def steps_in_epoch(num_samples: int, global_batch: int, drop_last: bool) -> int:
 
 
 def step_share(
-    num_samples: int,
-    step_in_epoch: int,
-    global_batch: int,
-    part: int,
-    parts: int,
-    bounds: Sequence[int] = (),
+    num_samples: int, step_in_epoch: int, global_batch: int, part: int, parts: int
 ) -> StepShare:
-    """Find one part's run of positions at one step; `bounds` as in `cut`."""
+    """Find one part's run of positions at one step."""
     batch_start = step_in_epoch * global_batch
     total = max(0, min(global_batch, num_samples - batch_start))
-    begin, end = cut(total, part, parts, bounds)
+    begin, end = share(total, part, parts)
     return StepShare(batch_start + begin, batch_start + end, batch_start, total, part)
 
 
@@ -169,9 +146,8 @@ def plan_shares(plan: EpochPlan, num_samples: int) -> Iterator[StepShare]:
         for step in range(plan.first_step, steps):
             yield from step_shares(plan, num_samples, step)
         return
-    batch, part, parts, bounds = plan.global_batch, plan.part, plan.parts, plan.bounds
     for step in range(plan.first_step, steps):
-        yield step_share(num_samples, step, batch, part, parts, bounds)
+        yield step_share(num_samples, step, plan.global_batch, plan.part, plan.parts)
 
 
 def step_shares(plan: EpochPlan, num_samples: int, step: int) -> list[StepShare]:
@@ -184,7 +160,7 @@ def batch_shares(plan: EpochPlan, start: int, total: int) -> list[StepShare]:
     """List the same of a batch that begins at a place and has a number of samples of its own."""
     listed = []
     for part in range(plan.part, plan.part + plan.count):
-        begin, end = cut(total, part, plan.parts, plan.bounds)
+        begin, end = share(total, part, plan.parts)
         listed.append(StepShare(start + begin, start + end, start, total, part, last=False))
     kept = [step_share for step_share in listed if step_share.start < step_share.stop] or listed[:1]
     kept[-1].last = True

@@ -37,8 +37,6 @@ class DeviceFeatures:
     """Whether torch tells if bf16 is multiplied in hardware."""
     counts_memory: bool = True
     """Whether torch counts how much memory tensors have taken at most."""
-    has_graphs: bool = False
-    """Whether passes can be captured as CUDA graphs."""
     has_nondeterministic: bool = False
     """Whether some of its kernels give other bits every time."""
 
@@ -51,9 +49,7 @@ _KINDS: Mapping[str, DeviceFeatures] = {
         reports_bf16=False,
         counts_memory=False,
     ),
-    "cuda": DeviceFeatures(
-        noun="a GPU", backend="nccl", has_graphs=True, has_nondeterministic=True
-    ),
+    "cuda": DeviceFeatures(noun="a GPU", backend="nccl", has_nondeterministic=True),
     "xpu": DeviceFeatures(noun="an Intel GPU", backend="xccl"),
     # A copy that isn't waited for may read host memory that is another tensor's by then
     # (pytorch/pytorch#139550, #189690, open in torch 2.15).

@@ -1,1 +1,1 @@
-"""Combines the gradients of all workers: averages, ordered sums, compression, local SGD."""
+"""Combines the gradients of all workers: averages, ordered sums, compression."""

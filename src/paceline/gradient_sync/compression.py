@@ -1,4 +1,4 @@
-"""Compresses gradients to half precision while they are sent.
+"""Compresses gradients to bfloat16 while they are sent.
 
 PyTorch's own hook for bfloat16 is refused, by its name, where PyTorch was built without CUDA.
 """
@@ -18,11 +18,7 @@ from paceline.gradient_sync.network_model import ring_bytes
 
 @final
 class Compression:
-    """The precision in which DistributedDataParallel sends its buckets."""
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.dtype = dtype
-        """None: as they are. To be changed alike on all workers, between two steps."""
+    """Has DistributedDataParallel send its buckets in bfloat16."""
 
     def attach(self, parallel: DistributedDataParallel) -> None:
         """Put a hook in the place of a new model's own all-reduce. Local to the worker."""
@@ -36,9 +32,7 @@ class Compression:
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Say what gradients of a type travel in: never in more bytes than they have."""
-        if self.dtype is None or dtype.itemsize <= self.dtype.itemsize:
-            return dtype
-        return self.dtype
+        return dtype if dtype.itemsize <= torch.bfloat16.itemsize else torch.bfloat16
 
 
 def _average_bucket(compression: Compression, bucket: GradBucket) -> Future[Tensor]:

@@ -5,35 +5,27 @@ Buckets travel one after another in the order in which the backward pass complet
 al.: "PyTorch Distributed" (VLDB 2020), section 3.2. Imports no torch.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import ceil, inf, sqrt
 from statistics import NormalDist
 from typing import Self
 
 from paceline.gradient_sync.bucketing import group_by_bytes
-from paceline.gradient_sync.local_sgd.schedule import LocalPlan
 from paceline.gradient_sync.network_model import Cluster, ring_bytes
-from paceline.gradient_sync.options import LOCAL_METHODS, POWERSGD_BUCKETS, SyncOptions
+from paceline.gradient_sync.options import POWERSGD_BUCKETS, SyncOptions
 from paceline.results.profile import STRETCH_S, Arrival, StepProfile
 
 FIRST_BYTES = 1 << 20
 """Bytes at which DistributedDataParallel closes its first bucket."""
 MAX_BYTES = 25 << 20
 """Bytes at which it closes the others."""
-PASSES = {"bf16": 3.0, "fp16": 3.0, "powersgd": 8.0, "int8": 5.0, "average": 6.0}
+PASSES = {"bf16": 3.0, "powersgd": 8.0}
 """Bytes that are read or written in memory for each byte of fp32, counted in the arithmetic: two
-casts; the correction, two products, the remainder and the result; quantised and back, twice; the
-difference of weights and what is added to them."""
+casts; the correction, two products, the remainder and the result."""
 _LONG_MATRIX = 3.0
 """A matrix of n numbers has rows and columns of about 3 sqrt(n) together: 2 sqrt(n) where it is
 square, 2.9 sqrt(n) in VGG's largest, 3.3 sqrt(n) in convolutions of 3 x 3."""
-_SHARES = {"fp32": 1.0, "bf16": 0.5, "int8": 0.25 * (1 + 4 / 256)}
-"""Bytes on the wire for each byte of fp32; int8 has a scale of four bytes for each 256 numbers."""
-_EVERY = (2, 4, 8, 16, 32, 64)
-_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +33,7 @@ class Machine:
     """Costs of communication on a worker's own processor, besides waiting for it."""
 
     memory_bytes_per_s: float = inf
-    """At which gradients are compressed and weights averaged."""
-    sending_s_per_byte: float = 0.0
-    """Time that computation loses for each byte sent, where the same cores do both."""
+    """At which gradients are compressed."""
 
     @classmethod
     def usual(cls, device: str) -> Self:
@@ -122,7 +112,7 @@ class StepCost:
     exposed_s: float
     """Communication that no computation hides."""
     codec_s: float = 0.0
-    """Compressing, averaging weights, and what sending takes from the cores."""
+    """Compressing."""
     waiting_s: float = 0.0
     """For the slowest worker."""
     sent_bytes: float = 0.0
@@ -144,68 +134,21 @@ def step_cost(
 
     Args:
         compute: What one worker does by itself.
-        method: The `--sync` method; `auto` and None are taken as all-reduce.
+        method: The `--sync` method; None is taken as all-reduce.
         cluster: Where.
-        machine: What compression and sending cost.
+        machine: What compression costs.
     """
     if cluster.workers == 1:
         return StepCost(compute_s=compute.step_s, exposed_s=0.0)
-    if method.sync in LOCAL_METHODS:
-        cost = _local(compute, method, cluster, machine)
-    elif method.sync == "powersgd":
+    if method.sync == "powersgd":
         cost = _powersgd(compute, method.powersgd_rank, cluster, machine)
     else:
         cost = _averaged(compute, method, cluster, machine)
-    # Between two averages the jitter of H steps evens out, by sqrt(H); a slower worker stays
-    # slower.
-    alone_for = method.sync_every if method.sync in LOCAL_METHODS else 1
     return replace(
         cost,
-        codec_s=cost.codec_s + cost.sent_bytes * machine.sending_s_per_byte,
         waiting_s=expected_maximum(cluster.workers)
-        * sqrt(compute.uneven_s**2 + compute.jitter_s**2 / alone_for),
+        * sqrt(compute.uneven_s**2 + compute.jitter_s**2),
     )
-
-
-def efficiency(
-    compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine = _NO_MACHINE
-) -> float:
-    """Predict the share of time that computes, at the same batch for each worker."""
-    return compute.step_s / step_cost(compute, method, cluster, machine).step_s
-
-
-def choose_local(
-    compute: Compute,
-    cluster: Cluster,
-    machine: Machine = _NO_MACHINE,
-    target: float = 0.9,
-    method: SyncOptions | None = None,
-) -> SyncOptions:
-    """Choose the fewest local steps that reach an efficiency, else those that come closest.
-
-    Args:
-        compute: What one worker does by itself.
-        cluster: Where.
-        machine: What averaging and sending cost.
-        target: The efficiency wanted.
-        method: What else is set, such as the precision. Default: plain local steps.
-
-    Returns:
-        The method, with `sync_every`, and a `sync_delay` of half of it unless one is set.
-    """
-    base = method or SyncOptions(sync="local")
-    set_delay = base.sync_delay
-    best, best_ratio = base, 0.0
-    # From few local steps to many: the first that reaches the target.
-    for every in _EVERY if set_delay is None else (n for n in _EVERY if n > set_delay):
-        delay = every // 2 if set_delay is None else set_delay
-        tried = replace(base, sync_every=every, sync_delay=delay)
-        reached = efficiency(compute, tried, cluster, machine)
-        if reached >= target:
-            return tried
-        if reached > best_ratio:
-            best, best_ratio = tried, reached
-    return best
 
 
 def buckets(gradients: Sequence[Arrival], most: int | None = None) -> list[Arrival]:
@@ -238,23 +181,18 @@ def expected_maximum(number: int) -> float:
 
 
 def method_label(method: SyncOptions) -> str:
-    """Name a method with the options that count, as `local H=16 int8`."""
-    words: list[str] = [method.sync or "allreduce"]
-    if method.sync in LOCAL_METHODS:
-        words.append(f"H={method.sync_every}")
-        words += [f"D={method.delay}"] if method.delay != method.sync_every // 2 else []
-        words += [f"P={method.sync_parts}"] if method.sync_parts > 1 else []
-        words += [method.sync_precision] if method.sync_precision != "fp32" else []
-    elif method.sync == "powersgd":
-        words.append(f"rank {method.powersgd_rank}")
-    return " ".join(words)
+    """Name a method with the options that count, as `allreduce bf16`."""
+    name = method.sync or "allreduce"
+    if method.sync_precision != "fp32":
+        return f"{name} {method.sync_precision}"
+    return f"{name} rank {method.powersgd_rank}" if name == "powersgd" else name
 
 
 def _averaged(
     compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine
 ) -> StepCost:
     """All-reduce of buckets, each in full or in half as many bytes, or the ordered exchange."""
-    half = method.sync in ("bf16", "fp16")
+    half = method.sync_precision == "bf16"
     share = 0.5 if half else 1.0
     end_s = 0.0
     for bucket in buckets(compute.gradients, compute.bucket_bytes):
@@ -294,71 +232,6 @@ def powersgd_bytes(gradients: Iterable[Arrival], rank: int) -> float:
     """Estimate the bytes of PowerSGD's two factors; shapes aren't known, only sizes."""
     thin = ((a.bytes, 4 * _LONG_MATRIX * rank * sqrt(a.bytes / 4)) for a in gradients)
     return sum(factors if 2 * factors <= whole else whole for whole, factors in thin)
-
-
-def _local(compute: Compute, method: SyncOptions, cluster: Cluster, machine: Machine) -> StepCost:
-    """Weights averaged in parts, each begun at its own step and due some steps later."""
-    size = compute.parameter_bytes / method.sync_parts
-    takes_s = exchange_s(size, method, cluster, machine)
-    average_s = PASSES["average"] * compute.parameter_bytes / machine.memory_bytes_per_s
-    share = _SHARES[method.sync_precision]
-    sent = ring_bytes(compute.parameter_bytes * share, cluster.workers)
-    return StepCost(
-        compute_s=compute.step_s,
-        exposed_s=_exposed_s(compute.step_s, takes_s, method),
-        codec_s=average_s / method.sync_every,
-        sent_bytes=sent / method.sync_every,
-    )
-
-
-def exchange_s(
-    size_bytes: float, method: SyncOptions, cluster: Cluster, machine: Machine = _NO_MACHINE
-) -> float:
-    """Say how long the exchange of one part's differences takes, on a thread of its own.
-
-    Args:
-        size_bytes: Of the part in fp32.
-        method: Its `sync_precision` counts.
-        cluster: Where.
-        machine: What quantising costs.
-    """
-    if method.sync_precision == "fp32":
-        return cluster.all_reduce_s(size_bytes)
-    sent = size_bytes * _SHARES[method.sync_precision]
-    codec_s = PASSES[method.sync_precision] * size_bytes / machine.memory_bytes_per_s
-    return codec_s + cluster.all_to_all_s(sent) + cluster.all_gather_s(sent)
-
-
-def _exposed_s(step_s: float, takes_s: float, method: SyncOptions) -> float:
-    """Play some rounds of local steps: seconds that the training waits, per step."""
-    plan = LocalPlan(every=method.sync_every, delay=method.delay, parts=method.sync_parts)
-    # `free`: from when on the link is idle; `lost`: seconds waited; `first`: in the first round.
-    free = lost = first = 0.0
-    ends: deque[float] = deque()
-    for step, leaving, arriving in _events(plan):
-        # The order of `LocalSteps.after`: arrivals first with a delay, departures first without.
-        if plan.delay:
-            lost += _late_s(step * step_s + lost, ends, arriving)
-        for _ in range(leaving):
-            free = max(step * step_s + lost, free) + takes_s
-            ends.append(free)
-        if not plan.delay:
-            lost += _late_s(step * step_s + lost, ends, arriving)
-        first = lost if step <= plan.every else first  # the first round has nothing to wait for
-    return (lost - first) / (_ROUNDS * plan.every)
-
-
-@cache
-def _events(plan: LocalPlan) -> tuple[tuple[int, int, int], ...]:
-    """List the steps at which something leaves or arrives: the step, how much does."""
-    steps = range(1, (1 + _ROUNDS) * plan.every + 1)
-    moves = ((step, len(plan.leaving(step)), len(plan.arriving(step))) for step in steps)
-    return tuple(move for move in moves if any(move[1:]))
-
-
-def _late_s(now: float, ends: deque[float], arriving: int) -> float:
-    """Take what arrives off the queue; say how long after now the last of it does."""
-    return max([0.0, *(ends.popleft() - now for _ in range(arriving))])
 
 
 def _usual_spread_s(profile: StepProfile) -> float:

@@ -31,35 +31,20 @@ class SyncEntry:
     """How one line describes it, with the options in braces."""
     needs_shards: bool = False
     """Goes with `--shards`, and nothing else does."""
-    sends_half: bool = False
-    """Sends half precision, or may choose to: some backends carry none."""
-    own_weights: bool = False
-    """Each worker has weights of its own for some steps: nothing may compare them, or need them to
-    be alike."""
 
 
-_LOCAL = ("sync_warmup_steps", "sync_every", "sync_delay", "sync_parts", "sync_precision")
 _HERE = "paceline.training.sync"
 
 OURS: Mapping[str, SyncEntry] = {
     "allreduce": SyncEntry(
         implementation=f"{_HERE}.allreduce:AllReduceSync",
-        help="averaged in full in every step",
+        help="averaged in every step",
+        options=("sync_precision",),
     ),
     "ordered": SyncEntry(
         implementation=f"{_HERE}.ordered:OrderedSync",
         help="summed in a fixed order, the same bits on any number of workers (needs --shards)",
         needs_shards=True,
-    ),
-    "bf16": SyncEntry(
-        implementation=f"{_HERE}.allreduce:average_in_bf16",
-        help="half the bytes, rounded to 8 bits of fraction",
-        sends_half=True,
-    ),
-    "fp16": SyncEntry(
-        implementation=f"{_HERE}.allreduce:average_in_fp16",
-        help="half the bytes, rounded to 11 bits of fraction, at most 65504",
-        sends_half=True,
     ),
     "powersgd": SyncEntry(
         implementation=f"{_HERE}.powersgd:PowerSGDSync",
@@ -67,23 +52,6 @@ OURS: Mapping[str, SyncEntry] = {
         "approximation",
         options=("sync_warmup_steps", "powersgd_rank"),
         label="{sync} of rank {powersgd_rank}",
-    ),
-    "local": SyncEntry(
-        implementation=f"{_HERE}.local_sgd:make_local",
-        help="each worker trains on its own, and weights are averaged every --sync-every steps",
-        options=_LOCAL,
-        own_weights=True,
-    ),
-    "diloco": SyncEntry(
-        implementation=f"{_HERE}.local_sgd:make_local",
-        help="the same, with momentum over the averages",
-        options=(*_LOCAL, "outer_lr", "outer_momentum"),
-        own_weights=True,
-    ),
-    "auto": SyncEntry(
-        implementation=f"{_HERE}.auto:make_auto",
-        help="measures the first steps and chooses",
-        sends_half=True,
     ),
 }
 

@@ -118,17 +118,6 @@ class Replica:
         self._count_arrivals(starts=False)
         self._syncing = syncing
 
-    @property
-    def alone(self) -> bool:
-        """Whether gradients stay this worker's own. To be changed alike on all workers."""
-        return self._alone
-
-    @alone.setter
-    def alone(self, alone: bool) -> None:
-        self._alone = alone or self._group.world_size == 1
-        self._has_reported_unused |= self._settled  # what gets no gradient has been said
-        self._parallel, self.used = None, False
-
     def defer_to(self, averager: Averager | None) -> None:
         """Average gradients by an `Averager` instead of DistributedDataParallel.
 

@@ -347,19 +347,10 @@ def _what_is_wrong(
     guess = _GUESS.search(text)
     if guess is not None and not closest_names(token.value, [guess[1]]):
         text = text.replace(guess[0], "")
-    return text + _also_a_switch(str(token.keyword), options)
+    return text
 
 
 _GUESS = re.compile(r' Did you mean "(.*)"\?$')
-
-
-def _also_a_switch(given: str, options: Sequence[OptionField]) -> str:
-    """Say that an option has a meaning without a value too; empty where it hasn't."""
-    switches = [o for o in options if bool in get_args(o.annotation)]
-    names = accepted_names(switches)
-    if not any(given in map(flag, names[option.name]) for option in switches):
-        return ""
-    return f" Without a value {given} switches on, {given.replace('--', '--no-', 1)} off."
 
 
 def _without_value(
@@ -392,7 +383,7 @@ def _unexpected(
     switches = {flag(name) for option in bools for name in names[option.name]}
     place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
     before = tokens[place - 1] if place else ""
-    # A switch with a value: `--balance true`.
+    # A switch with a value: `--drop-last true`.
     if before.replace("--no-", "--", 1) in switches:
         name = before.replace("--no-", "--", 1)
         return (

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from itertools import zip_longest
-from textwrap import shorten, wrap
+from textwrap import wrap
 from typing import TextIO
 
 _UNPRINTABLE = re.compile(
@@ -19,7 +19,6 @@ _FIGURE = re.compile(
     r"\bETA (?=\d)|\d+ h \d+ min\b|\d+ min \d+ s\b|\d (?:h|min|s|ms|[kMGT]?B)\b| %"
 )
 _KEPT = 100
-_MAX_ERROR_CHARACTERS = 200
 _LABEL = re.compile(r" {2}[a-z]+ +(?=\S)|Paceline \S+: (?=\S)")
 _COMMAND = re.compile(
     r"paceline [a-z]+(?: [a-z]\w*(?= --))?"
@@ -63,12 +62,6 @@ def clause(said: object) -> str:
     """
     text = str(said).strip().rstrip(" .:;,")
     return text or (type(said).__name__ if isinstance(said, BaseException) else "no message")
-
-
-def in_brief(error: BaseException) -> str:
-    """Write an error's type and the beginning of what it says, in a line."""
-    first = clause(str(error).strip().partition("\n")[0])
-    return shorten(f"{type(error).__name__}: {first}", _MAX_ERROR_CHARACTERS, placeholder=" ...")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

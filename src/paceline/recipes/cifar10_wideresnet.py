@@ -24,7 +24,6 @@ _HALF = (0.5, 0.5, 0.5)
     sync_batchnorm=True,
     target_accuracy=0.85,
     patience=2,
-    cuda_graphs="auto",
 )
 def cifar10_wideresnet(
     *,

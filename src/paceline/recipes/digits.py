@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     warmup_epochs=1.0,
     target_accuracy=0.975,
     patience=2,
-    cuda_graphs="auto",
 )
 def digits(*, dropout: float = 0.2, shift: int = 1) -> "Job":
     """UCI handwritten digits, 8x8, in the package: a small conv net, trains in seconds.

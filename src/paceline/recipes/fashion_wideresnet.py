@@ -18,7 +18,6 @@ _DATA = Path("data")
     lr=0.01,
     target_accuracy=0.85,
     patience=2,
-    cuda_graphs="auto",
 )
 def fashion_wideresnet(
     *, data_dir: Path = _DATA, download: bool = True, width: int = 10, dropout: float = 0.01

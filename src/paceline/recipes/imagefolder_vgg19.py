@@ -39,7 +39,6 @@ _FEATURES = 512 * _FEATURES_SIDE**2
     lr_scaling="sqrt",
     base_batch=32,
     best_by="val_loss",
-    cuda_graphs="auto",
 )
 def imagefolder_vgg19(
     *,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _DATA = Path("data")
 
 
-@recipe(epochs=5, global_batch=64, optimizer="adadelta", lr=0.01, cuda_graphs="auto")
+@recipe(epochs=5, global_batch=64, optimizer="adadelta", lr=0.01)
 def mnist(*, data_dir: Path = _DATA, download: bool = True) -> "Job":
     """MNIST, 28x28: two convolutions with BatchNorm, Adadelta, log-softmax.
 

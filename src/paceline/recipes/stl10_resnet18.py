@@ -23,7 +23,6 @@ _HALF = (0.5, 0.5, 0.5)
     schedule="step",
     step_epochs=30,
     step_factor=0.1,
-    cuda_graphs="auto",
 )
 def stl10_resnet18(*, data_dir: Path = _DATA, download: bool = True, size: int = 224) -> "Job":
     """STL-10, 96x96 resized to 224x224: torchvision's ResNet-18 from scratch, SGD.

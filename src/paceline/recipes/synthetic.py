@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _WITH_SIDE_OUTPUTS = ("googlenet", "inception_v3")
 
 
-@recipe(epochs=1, global_batch=64, optimizer="sgd", lr=0.01, momentum=0.9, cuda_graphs="auto")
+@recipe(epochs=1, global_batch=64, optimizer="sgd", lr=0.01, momentum=0.9)
 def synthetic(
     *,
     model: str = "resnet18",

@@ -26,7 +26,6 @@ class Spread:
     """
 
     median: float
-    """The mean of steps where workers average their weights every few of them."""
     low: float
     """A tenth of the measurements are below; of a study's repeats, the least."""
     high: float
@@ -64,7 +63,7 @@ class StepParts:
     """Clipping, the optimizer's step, zeroing."""
     other: float
     """What is left: counting, agreeing, showing progress; what PowerSGD computes after the backward
-    pass, and what averages of weights take besides waiting for them."""
+    pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +96,11 @@ class EpochCosts:
     """For how long the training is held up by the one at the end of an epoch."""
     loader_start_s: float | None = None
     """From the beginning of a pass to its first batch."""
-    averaging_s: float | None = None
-    """Making all workers' weights the same at the end of a pass, where they train apart."""
 
     @property
     def total_s(self) -> float | None:
         """All that was measured; None where nothing was."""
-        every = (self.evaluation_s, self.snapshot_s, self.loader_start_s, self.averaging_s)
+        every = (self.evaluation_s, self.snapshot_s, self.loader_start_s)
         known = [cost_s for cost_s in every if cost_s is not None]
         return sum(known) if known else None
 

@@ -90,7 +90,7 @@ class SizeResult:
     parts: StepParts | None = None
     """As shared out in the repeat in the middle; together they are the median step."""
     epoch_s: float | None = None
-    """Its steps, evaluation, snapshot, the loader's start and averaging at its end."""
+    """Its steps, evaluation, snapshot and the loader's start."""
     fixed: EpochCosts = field(default_factory=EpochCosts)
     wire_bytes_per_step: float | None = None
     repeats: tuple[Repeat, ...] = ()
@@ -226,8 +226,6 @@ class Measured:
     versions: Mapping[str, str] | None = None
     method_options: Mapping[str, object] | None = None
     """Of the way of combining gradients, as the training settled them."""
-    sync_chosen: str | None = None
-    """The method that `auto` chose."""
 
     def write(self, path: Path) -> None:
         """Keep it as a file.

@@ -239,4 +239,4 @@ def usual_method(given: Mapping[str, OptionValue], recipe: Mapping[str, OptionVa
     if given.get("shards") is not None:
         return "ordered"
     own = recipe.get("sync")
-    return next((method for method in METHODS if method == own != "auto"), PLAIN)
+    return next((method for method in METHODS if method == own), PLAIN)

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 
-from paceline.gradient_sync.cost_model import Compute, Machine, choose_local
 from paceline.gradient_sync.network_model import Cluster, Network
-from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
+from paceline.gradient_sync.options import SyncOptions
 from paceline.results.profile import StepProfile
 from paceline.scaling.prediction import (
     Assumptions,
@@ -18,8 +17,6 @@ from paceline.scaling.prediction import (
 )
 from paceline.scaling.prediction_inputs import NetworkLink
 
-_TARGET = 0.9
-"""What local steps are chosen to reach, where less is enough to pay as well."""
 _FASTER = 1e4
 
 
@@ -34,8 +31,6 @@ class ForecastRequest:
     gpus_per_node: int = 1
     within: Network | None = None
     methods: tuple[SyncOptions, ...]
-    choose_every: bool = False
-    """Whether the number of local steps is to be chosen."""
     pays: float = 0.8
     """Efficiency from which on a size pays."""
     price_per_hour: float | None = None
@@ -78,28 +73,15 @@ def project(request: ForecastRequest) -> Projection:
     """
     assumed = replace(request.assumed, link_uncertainty=request.link.uncertainty)
     resolved = replace(request, assumed=assumed)
-    methods = [_with_every(resolved, m) if resolved.choose_every else m for m in resolved.methods]
     return Projection(
         request=resolved,
         alone=_at(resolved, SyncOptions(sync="allreduce"), 1),
         forecasts=tuple(
             Forecast(method=m, sizes=tuple(_band(resolved, m, n) for n in resolved.nodes))
-            for m in methods
+            for m in resolved.methods
         ),
         needed_bytes_per_s=_needed_bytes_per_s(resolved),
     )
-
-
-def _with_every(request: ForecastRequest, method: SyncOptions) -> SyncOptions:
-    """Choose the number of local steps for the most nodes."""
-    if method.sync not in LOCAL_METHODS:
-        return method
-    profile, assumed = request.profile, request.assumed
-    cluster = _cluster(request, request.nodes[-1])
-    share = profile.world_size / cluster.workers if assumed.mode == "strong" else 1.0
-    compute = Compute.of(profile).scaled(share)
-    machine = assumed.machine or Machine.usual(profile.device)
-    return choose_local(compute, cluster, machine, max(_TARGET, request.pays), method)
 
 
 def _cluster(request: ForecastRequest, nodes: int, network: Network | None = None) -> Cluster:

@@ -5,11 +5,9 @@ What the study says follows from these `Measured` records alone, so that it can 
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 
 from paceline.errors import DataError, ExitCode, UsageError
-from paceline.gradient_sync.options import SyncOptions
-from paceline.results.json_object import JsonObject, entries, number, section, text, texts, whole
+from paceline.results.json_object import JsonObject, entries, number, section, texts, whole
 from paceline.results.metrics_table import Metrics, read_metrics
 from paceline.results.profile import StepProfile
 from paceline.results.run_directory import RunDirectory
@@ -64,24 +62,13 @@ def read_measured(run: RunDirectory, name: str, wall_s: float, method: str) -> M
         script_batch=whole(settings, "global_batch") if is_own else None,
         versions={name: str(v) for name, v in section(description, "versions").items()},
         method_options=_method_options(method, settings),
-        sync_chosen=_chosen(run),
     )
 
 
 def _method_options(method: str, settings: Mapping[str, object]) -> dict[str, object]:
     """Take a method's own options; what makes a measurement short is none."""
     names = [name for name in own_options(method) if name != "sync_warmup_steps"]
-    options = {name: settings[name] for name in names if name in settings}
-    every = options.get("sync_every")
-    if "sync_delay" in options and options["sync_delay"] is None and isinstance(every, int):
-        options["sync_delay"] = SyncOptions(sync_every=every).delay
-    return options
-
-
-def _chosen(run: RunDirectory) -> str | None:
-    with suppress(OSError, ValueError):
-        return text(run.read_summary(), "sync_chosen") or None
-    return None
+    return {name: settings[name] for name in names if name in settings}
 
 
 def read_whole(run: RunDirectory, name: str) -> Trained | None:

@@ -5,7 +5,7 @@ from math import isfinite
 
 from paceline.errors import UsageError
 from paceline.gradient_sync.network_model import Library
-from paceline.gradient_sync.options import LOCAL_METHODS, SyncMethod, SyncOptions, SyncPrecision
+from paceline.gradient_sync.options import SyncMethod, SyncOptions
 from paceline.gradient_sync.registry import sync_methods
 from paceline.options.durations import parse_duration_s
 from paceline.options.fields import flag
@@ -37,8 +37,8 @@ class ScaleOptions:
     """Seconds of training in each measurement."""
 
     methods: str | None = None
-    """Ways of combining gradients to measure, as in --sync, such as allreduce,local. Default: the
-    recipe's own, or allreduce."""
+    """Ways of combining gradients to measure, as in --sync, such as allreduce,powersgd. Default:
+    the recipe's own, or allreduce."""
 
     train: bool = False
     """Also train each size as `paceline train` would, to the end of its epochs or of its time
@@ -96,15 +96,13 @@ def usual_workers(most: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, most}))
 
 
-PREDICTED: tuple[SyncMethod, ...] = (
-    "allreduce",
-    "ordered",
-    "bf16",
-    "fp16",
-    "powersgd",
-    "local",
-    "diloco",
-)
+PREDICTED = {
+    "allreduce": SyncOptions(sync="allreduce"),
+    "ordered": SyncOptions(sync="ordered"),
+    "bf16": SyncOptions(sync="allreduce", sync_precision="bf16"),
+    "powersgd": SyncOptions(sync="powersgd"),
+}
+"""Ways of combining gradients that can be predicted; bf16 is `--sync-precision bf16`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,21 +141,8 @@ class PredictOptions:
     the global batch stays. Default: as a study scaled, else weak."""
 
     methods: str | None = None
-    """Ways of combining gradients to predict, as in --sync, such as allreduce,local. Default: all
-    of them."""
-
-    sync_every: int | None = None
-    """Steps between two averages of local and diloco. Default: the fewest, up to 64, that reach an
-    efficiency of 0.9, or of --pays where that is more, on the most nodes."""
-
-    sync_delay: int | None = None
-    """Steps that go on while an average is under way. Default: half of the steps between two."""
-
-    sync_parts: int = 1
-    """Parts that local and diloco cut the model into."""
-
-    sync_precision: SyncPrecision = "fp32"
-    """What local and diloco send differences of weights in."""
+    """Ways of combining gradients to predict: allreduce, ordered, bf16 (--sync-precision bf16),
+    powersgd. Default: all of them."""
 
     powersgd_rank: int = 4
     """Columns of PowerSGD's matrices."""
@@ -212,32 +197,20 @@ class PredictOptions:
             raise UsageError("--snapshot-every counts where nodes fail: give --mtbf as well")
 
     def chosen_methods(self) -> tuple[SyncOptions, ...]:
-        """List what is to be predicted; local steps of unsettled number have the default.
+        """List what is to be predicted.
 
         Raises:
             UsageError: A method or one of its options can't be.
         """
-        if self.methods is None:
-            return tuple(self._settled(SyncOptions(sync=name)) for name in PREDICTED)
-        words = [word.strip() for word in self.methods.split(",")]
+        words = [*PREDICTED] if self.methods is None else self.methods.split(",")
+        words = [word.strip() for word in words]
         for word in words:
             if word not in PREDICTED:
                 raise UsageError(
                     f"--methods is {self.methods}, but {word!r} can't be predicted. Known: "
                     + ", ".join(PREDICTED)
                 )
-        return tuple(self._settled(SyncOptions(sync=name)) for name in PREDICTED if name in words)
-
-    def _settled(self, method: SyncOptions) -> SyncOptions:
-        if method.sync == "powersgd":
-            return replace(method, powersgd_rank=self.powersgd_rank)
-        if method.sync not in LOCAL_METHODS:
-            return method
-        least = max(method.sync_every, (self.sync_delay or 0) + 1)
-        return replace(
-            method,
-            sync_every=least if self.sync_every is None else self.sync_every,
-            sync_delay=self.sync_delay,
-            sync_parts=self.sync_parts,
-            sync_precision=self.sync_precision,
-        )
+        chosen = {name: method for name, method in PREDICTED.items() if name in words}
+        if "powersgd" in chosen:
+            chosen["powersgd"] = replace(chosen["powersgd"], powersgd_rank=self.powersgd_rank)
+        return tuple(chosen.values())

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import UsageError
-from paceline.gradient_sync.options import LOCAL_METHODS, OWN_OPTIONS, SyncMethod
+from paceline.gradient_sync.options import OWN_OPTIONS, SyncMethod
 from paceline.launch.ssh.hostfile import Host
 from paceline.options.fields import OptionValue
 from paceline.results.study import Mode
@@ -17,7 +17,7 @@ ENDED_FROM_OUTSIDE = ("ordered",)
 _OPTIONS_OF: Mapping[str, tuple[str, ...]] = {"ordered": ("shards",), **OWN_OPTIONS}
 METHOD_OPTIONS = tuple(dict.fromkeys(name for names in _OPTIONS_OF.values() for name in names))
 """Options of training that only some methods have."""
-_MIN_WARMUP_STEPS = {"powersgd": 2}
+_MIN_WARMUP_STEPS = 2
 """PowerSGD's error feedback begins after two steps at the earliest."""
 
 
@@ -127,8 +127,8 @@ def method_settings(
     """
     names = own_options(method)
     settings: dict[str, OptionValue] = {n: v for n, v in given.items() if n in names}
-    if warm and method in (*LOCAL_METHODS, "powersgd"):
-        settings["sync_warmup_steps"] = _MIN_WARMUP_STEPS.get(method, 0)
+    if warm and method == "powersgd":
+        settings["sync_warmup_steps"] = _MIN_WARMUP_STEPS
     return {"sync": method, **settings}
 
 

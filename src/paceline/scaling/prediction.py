@@ -9,7 +9,7 @@ from statistics import quantiles
 from paceline.errors import UsageError
 from paceline.gradient_sync.cost_model import Compute, Machine, StepCost, method_label, step_cost
 from paceline.gradient_sync.network_model import Cluster, Library, Network
-from paceline.gradient_sync.options import LOCAL_METHODS, SyncOptions
+from paceline.gradient_sync.options import SyncOptions
 from paceline.results.profile import StepProfile
 from paceline.results.study import Mode
 
@@ -62,12 +62,9 @@ class Predicted:
     images_per_s: float
     """With failures."""
     epoch_s: float | None
-    """With evaluation, snapshot, loader start, averaging at its end and failures; None: nobody
-    knows how many steps."""
+    """With evaluation, snapshot, loader start and failures; None: nobody knows how many steps."""
     fixed_s: float
     """What of that isn't steps, whatever the method."""
-    averaging_s: float = 0.0
-    """Making all weights one at its end, where workers train apart: the method's own."""
 
     @property
     def step_s(self) -> float:
@@ -219,8 +216,7 @@ def _predict(
     fixed_s = _fixed_s(profile, workers)
     # An epoch: its steps, what each costs besides them, and what failures take.
     steps = ceil(profile.steps_per_epoch * profile.global_batch / global_batch)
-    averaging_s = _averaging_s(profile, method, cluster)
-    epoch_s = steps * cost.step_s + fixed_s + averaging_s if steps else None
+    epoch_s = steps * cost.step_s + fixed_s if steps else None
     available = _available(cluster.nodes, epoch_s, assumed)
     # Strong: one worker's time for the whole batch, divided; weak: one worker's own step.
     ideal_s = factors.compute * (alone / workers if alone is not None else compute.step_s)
@@ -235,15 +231,7 @@ def _predict(
         images_per_s=global_batch / cost.step_s * available,
         epoch_s=None if epoch_s is None else epoch_s / available,
         fixed_s=fixed_s,
-        averaging_s=averaging_s,
     )
-
-
-def _averaging_s(profile: StepProfile, method: SyncOptions, cluster: Cluster) -> float:
-    """Compute the time to average weights and optimizer states, which nothing hides."""
-    if method.sync not in LOCAL_METHODS:
-        return 0.0
-    return cluster.all_reduce_s(2 * profile.parameter_bytes)
 
 
 def _fixed_s(profile: StepProfile, workers: int) -> float:

@@ -38,9 +38,9 @@ class PredictionInputs:
     source: str
     """Where from, for people."""
     sizes: tuple[SizeTime, ...] = ()
-    """All-reduce on several nodes, with as many workers on each."""
+    """All-reduce in full on several nodes, with as many workers on each."""
     methods: tuple[SyncOptions, ...] = ()
-    """Those that a study measured, with their options; `auto` is none by itself."""
+    """Those that a study measured, with their options."""
     mode: Mode = "weak"
     """As a study scaled."""
     efficiencies: Mapping[tuple[SyncOptions, int, int], float] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def _of_study(path: Path) -> PredictionInputs:
     try:
         study = require_study(path, sizes=True)
         several = [size for size in study.sizes if size.workers > 1]
-        methods = [(size, _method(size)) for size in several if size.method != "auto"]
+        methods = [(size, _method(size)) for size in several]
     except (OSError, ValueError) as error:
         if isinstance(error, PacelineError):
             raise
@@ -131,7 +131,8 @@ def _alone(path: Path, study: Study) -> StepProfile:
 def _measured(sizes: Sequence[SizeResult], batch: int, slots: Sequence[int]) -> Iterator[SizeTime]:
     for size in sizes:
         nodes = _even_nodes(size, slots)
-        if size.method == PLAIN and nodes and size.step_s and size.global_batch:
+        is_plain = _method(size) == SyncOptions(sync=PLAIN)
+        if is_plain and nodes and size.step_s and size.global_batch:
             yield SizeTime(
                 nodes=nodes,
                 per_node=size.workers // nodes,

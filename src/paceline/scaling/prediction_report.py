@@ -136,7 +136,6 @@ def _size_json(size: Predicted, price: float | None) -> dict[str, object]:
         "sent_bytes": parts.sent_bytes,
         "epoch_s": size.epoch_s,
         "fixed_s": size.fixed_s,
-        "averaging_s": size.averaging_s,
         "available": size.available,
         "epoch_cost": None if price is None else cost_per_epoch(size, price),
     }

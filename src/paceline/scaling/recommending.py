@@ -18,10 +18,7 @@ from paceline.scaling.prediction import (
 _PLAIN = {"allreduce": "All-reduce", "ordered": "The ordered sum"}
 _TRADES = {
     "bf16": "gradients are rounded to 8 bits of precision, which training rarely notices",
-    "fp16": "gradients are rounded, and large ones may overflow",
     "powersgd": "gradients are approximated, so compare the accuracy",
-    "local": "each worker trains alone in between, so compare the accuracy",
-    "diloco": "each worker trains alone in between, so compare the accuracy",
 }
 """What the others give up. Those that change least come first."""
 _MUCH_BETTER = 1.05
@@ -74,7 +71,7 @@ def _as_measured(projection: Projection) -> Projection:
 
 def _on_plain(plain: Forecast, projection: Projection) -> Iterator[str]:
     paying, failing = _split_by_efficiency(plain, projection)
-    name = _PLAIN[plain.method.sync or "allreduce"]
+    name = _PLAIN[_name(plain.method)]
     if not failing:
         yield f"{name} pays on all of these sizes: {_size(plain.last)}."
     elif not paying:
@@ -222,7 +219,12 @@ def _last(forecast: Forecast) -> float:
 
 
 def _named(projection: Projection, name: str) -> Forecast | None:
-    return next((f for f in projection.forecasts if f.method.sync == name), None)
+    return next((f for f in projection.forecasts if _name(f.method) == name), None)
+
+
+def _name(method: SyncOptions) -> str:
+    """Return the name under which `paceline predict --methods` lists it."""
+    return "bf16" if method.sync_precision == "bf16" else method.sync or "allreduce"
 
 
 def _in_order(projection: Projection, names: Sequence[str]) -> list[Forecast]:
@@ -235,7 +237,7 @@ def _label(forecast: Forecast) -> str:
 
 
 def _trade(forecast: Forecast) -> str:
-    return _TRADES[forecast.method.sync or "allreduce"]
+    return _TRADES[_name(forecast.method)]
 
 
 def _size(size: Predicted, verb: str = "") -> str:

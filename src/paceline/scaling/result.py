@@ -1,13 +1,10 @@
 """What a study has found: follows from the records of its measurements alone. Pure."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from math import ceil
 from statistics import median
 
-from paceline.gradient_sync.options import LOCAL_METHODS
-from paceline.options.figures import listed, plural, show_whole_percent
+from paceline.options.figures import listed, show_whole_percent
 from paceline.results.profile import EpochCosts, Spread, StepParts
 from paceline.results.study import Measured, Repeat, SizeResult, Study, Trained
 from paceline.scaling.plan import SLOWER_ALONE, Size
@@ -16,7 +13,6 @@ _FEW_STEPS = 5
 _WIDE = 0.2
 _MAX_EFFICIENCY = 1.1
 """More than this doesn't come from more workers, but from one that was held up alone."""
-_MIN_ROUNDS = 3
 
 
 def summarise(
@@ -158,7 +154,7 @@ def _notes(
     results: Sequence[SizeResult],
 ) -> tuple[str, ...]:
     """Say what a reader of the figures should know."""
-    notes = [*_shared_cores(measured), *_short(study, results), *_chosen(measured)]
+    notes = [*_shared_cores(measured)]
     few = sorted(
         {size.workers for size, all_of in measured.items() for m in all_of if _saw_few_steps(m)}
     )
@@ -177,37 +173,6 @@ def _notes(
     if best is None and any(r.images_per_s for r in results):
         notes.append("One worker couldn't be measured, so that there is no efficiency")
     return tuple(notes)
-
-
-def _short(study: Study, results: Sequence[SizeResult]) -> Iterator[str]:
-    """Tell where averages of weights were too rare to be measured."""
-    for result in results:
-        every = result.method_options.get("sync_every")
-        if result.method not in LOCAL_METHODS or not isinstance(every, int) or not result.step_s:
-            continue
-        needed_s = (1 + _MIN_ROUNDS) * every * result.step_s.median
-        if needed_s > study.seconds:
-            yield (
-                f"{_workers([result.workers])} with {result.method}: fewer than {_MIN_ROUNDS} "
-                f"rounds of {every} steps after the first one fit into {study.seconds:g} s, so "
-                f"that averages hardly count: give at least {ceil(needed_s)} --seconds"
-            )
-
-
-def _chosen(measured: Mapping[Size, Sequence[Measured]]) -> Iterator[str]:
-    """Tell what `auto` came to."""
-    for size, all_of in measured.items():
-        good = [m for m in all_of if m.profile is not None]
-        if size.method != "auto" or size.workers == 1 or not good:
-            continue
-        counted = Counter(m.sync_chosen or "nothing yet" for m in good)
-        chosen = ", ".join(
-            f"{method} ({plural(times, 'time')})" for method, times in counted.most_common()
-        )
-        yield (
-            f"{_workers([size.workers])} with auto: it chose {chosen}; the steps before it had "
-            "chosen count as well"
-        )
 
 
 def _shared_cores(measured: Mapping[Size, Sequence[Measured]]) -> list[str]:

@@ -22,7 +22,6 @@ from paceline.results.study import SizeResult, Study
 from paceline.scaling.options import PLAIN
 
 WIDTH = 100
-_AVERAGING = "averaging: making all workers' weights one at the end of an epoch, the method's own."
 _REASONS = {"epochs": "all epochs", "time": "time budget"}
 
 
@@ -101,12 +100,9 @@ def _step_table(study: Study, measured: Sequence[SizeResult]) -> str:
 def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
     """Write what an epoch costs besides its steps, and what goes over the wire."""
     rows = []
-    # A column that no size has a value for is left out.
-    averages = any(size.fixed.averaging_s is not None for size in measured)
     for size in measured:
         fixed = size.fixed
         costs = [fixed.evaluation_s, fixed.snapshot_s, fixed.loader_start_s]
-        costs += [fixed.averaging_s] if averages else []
         shown = ("-" if cost is None else _seconds(cost) for cost in costs)
         sent = size.wire_bytes_per_step
         share = "-"
@@ -121,10 +117,8 @@ def _epoch_table(study: Study, measured: Sequence[SizeResult]) -> str:
             )
         )
     heading = "The fixed cost of an epoch, and what a worker sends in a step"
-    own = ["averaging"] if averages else []
-    head = ("evaluation", "snapshot", "loader start", *own, "of the epoch", "sent")
-    table = _table((*_size_head(study)[::2], *head), rows)
-    return "\n".join([heading, table, *([_AVERAGING] if averages else [])])
+    head = ("evaluation", "snapshot", "loader start", "of the epoch", "sent")
+    return "\n".join([heading, _table((*_size_head(study)[::2], *head), rows)])
 
 
 def _trained_table(study: Study) -> str:

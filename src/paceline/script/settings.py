@@ -43,8 +43,7 @@ class SessionSettings(TypedDict, total=False):
     check_every: int | None
     """Compare the workers' weights and learning rates every this many steps, bit by bit, and
     name a worker that has drifted; 0 never does. Default: 100 with --shards; else rates after
-    each epoch, and weights after the first and at the end, where a difference is a warning;
-    with --sync auto, local and diloco none."""
+    each epoch, and weights after the first and at the end, where a difference is a warning."""
 
     global_batch: int | None
     """Samples that one optimizer step sees, over all workers together: not a worker's share."""
@@ -55,10 +54,6 @@ class SessionSettings(TypedDict, total=False):
 
     max_batch_per_worker: int | None
     """Most samples that a worker puts through the model at once (what fits into its memory)."""
-
-    balance: bool
-    """Share each global batch by the workers' measured speed instead of equally, for unequal
-    GPUs or nodes."""
 
     shards: int | None
     """Reproducible mode: cut each global batch into this many fixed shards and sum their
@@ -97,15 +92,13 @@ class SessionSettings(TypedDict, total=False):
     seconds each time, and rarely faster than what it takes unasked. Default: as PyTorch and
     the script have it, which is off."""
 
-    compile: bool | Literal["auto"]
+    compile: bool
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
-    start. auto: measures first, compiles where enough is left to train, and keeps it if steps
-    get faster; evaluations aren't compiled then."""
+    start."""
 
-    cuda_graphs: Literal["off", "auto", "on"]
-    """Launch a model's forward and backward pass as CUDA graphs where a batch's shape repeats,
-    so that small models don't wait for the host: off; on, an error where that can't be; auto,
-    where it can be, its memory fits and the measured step gets faster."""
+    compile_mode: Literal["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
+    """Mode of torch.compile: reduce-overhead launches CUDA graphs, so that small models don't
+    wait for the host; max-autotune times kernels. Default: torch.compile's own."""
 
     sync_batchnorm: bool
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
@@ -116,41 +109,20 @@ class SessionSettings(TypedDict, total=False):
 
     sync: str | None
     """How the workers' gradients are combined. Default: allreduce; ordered with --shards.
-    allreduce: averaged in full in every step. ordered: summed in a fixed order, the same bits
-    on any number of workers (needs --shards). bf16: half the bytes, rounded to 8 bits of
-    fraction. fp16: half the bytes, rounded to 11 bits of fraction, at most 65504. powersgd:
-    two thin matrices instead of each large one, a hundredth of the bytes, an approximation.
-    local: each worker trains on its own, and weights are averaged every --sync-every steps.
-    diloco: the same, with momentum over the averages. auto: measures the first steps and
-    chooses."""
+    allreduce: averaged in every step. ordered: summed in a fixed order, the same bits on any
+    number of workers (needs --shards). powersgd: two thin matrices instead of each large one,
+    a hundredth of the bytes, an approximation."""
+
+    sync_precision: Literal["fp32", "bf16"]
+    """With allreduce: what gradients travel in. fp32: as they are. bf16: half the bytes, rounded
+    to 8 bits of fraction."""
 
     sync_warmup_steps: int | None
-    """With powersgd, local and diloco: average gradients in full for this many steps first.
-    Default: the steps of the first epoch."""
+    """With powersgd: average gradients in full for this many steps first. Default: the steps of
+    the first epoch."""
 
     powersgd_rank: int
     """Columns of PowerSGD's two matrices: more are closer to the true gradient, and more bytes."""
-
-    sync_every: int
-    """With local and diloco: steps that each worker takes on its own between two averages."""
-
-    sync_delay: int | None
-    """With local and diloco: steps that go on while an average is under way, so that it hides
-    behind them; 0 waits for it. Default: half of --sync-every."""
-
-    sync_parts: int
-    """With local and diloco: cut the model into this many parts, each averaged at a step of its
-    own, so that the network is busy evenly."""
-
-    sync_precision: Literal["fp32", "bf16", "int8"]
-    """With local and diloco: what differences of weights are sent in; bf16 takes half the bytes,
-    int8 a quarter."""
-
-    outer_lr: float
-    """With diloco: share of the averaged difference that is taken over."""
-
-    outer_momentum: float
-    """With diloco: Nesterov momentum over the averaged differences."""
 
     snapshot_every_steps: int | None
     """Write a snapshot every this many steps too; by default only epochs count."""

@@ -27,10 +27,9 @@ from paceline.errors import UsageError
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from paceline.gradient_sync.replica import Forward
 from paceline.launch.heartbeat import COMPILING, note
-from paceline.options.text import in_brief
 from paceline.training.batches.loader import EvalLoader, Loader
 from paceline.training.nondeterministic import refuse_nondeterministic
-from paceline.training.options import ComputeOptions, Precision
+from paceline.training.options import CompileMode, ComputeOptions, Precision
 from paceline.training.run_record.numerics import refuses_nondeterministic
 from paceline.training.snapshots.script_state import KeptValues, LoopState, PerPartState, Stateful
 from paceline.training.weight_average import WeightAverage
@@ -390,41 +389,38 @@ def _refuse_renormalising(module: nn.Module) -> None:
 
 
 def forward_of(
-    module: nn.Module,
-    options: ComputeOptions,
-    group: Group,
-    *,
-    exact: bool,
-    switch: "CompileSwitch | None" = None,
+    module: nn.Module, options: ComputeOptions, group: Group, *, exact: bool
 ) -> Forward | None:
     """Wrap a model's forward pass by the options: compiled, under autocast. None: unchanged.
 
     Args:
-        options: Of which `compile` and `precision` count.
+        options: Of which `compile`, `compile_mode` and `precision` count.
+        group: The workers.
         exact: The same bits are promised on any number of them.
-        switch: With `compile="auto"`, what decides about each pass.
     """
     forward = None
     if options.compile:
         cuts = cuts_at_buckets(options, group, exact=exact)
-        forward = compile_forward(module, in_buckets=cuts)
-        if switch is not None:
-            forward = switch.between(module.forward, forward)
+        forward = compile_forward(module, options.compile_mode, in_buckets=cuts)
     if options.precision != "fp32":
         in_half = autocast(options.precision, group.device)
         forward = upcast_outputs(forward or module.forward, in_half)
     return forward
 
 
-def compile_forward(module: nn.Module, *, in_buckets: bool = False) -> Forward:
+def compile_forward(
+    module: nn.Module, mode: CompileMode | None = None, *, in_buckets: bool = False
+) -> Forward:
     """Give a module's forward pass, compiled by torch.compile at its first use.
 
     Args:
+        module: Computes the forward pass.
+        mode: Of torch.compile.
         in_buckets: Cut the graph where buckets of gradients end, so that these can leave while the
             backward pass goes on: of one graph all gradients come at its end.
     """
     _note_compiling()
-    forward: Forward = torch.compile(module.forward)
+    forward: Forward = torch.compile(module.forward, mode=mode)
     if not in_buckets:
         return forward
 
@@ -459,43 +455,6 @@ def _note_compiling() -> None:
 
     on_compile_start(begin)
     on_compile_end(end)
-
-
-@final
-class CompileSwitch:
-    """Switches compiled forward passes on or off; those without gradients are never compiled.
-
-    Where compiling fails, a pass is computed as it is, and all later ones are.
-    """
-
-    def __init__(self) -> None:
-        """Begin with what isn't compiled."""
-        self.is_on = False
-        self.label = "auto: measuring the first steps"
-        """What was chosen, in one line."""
-        self.problem: str | None = None
-        """Why compiling failed."""
-
-    def between(self, plain: Forward, compiled: Forward) -> Forward:
-        """Give a forward pass that is one of these two."""
-
-        def run(*args: object, **kwargs: object) -> object:
-            """Run the one or the other, and the plain one where compiling fails."""
-            if not self.is_on or not torch.is_grad_enabled():
-                return plain(*args, **kwargs)
-            try:
-                return compiled(*args, **kwargs)
-            except Exception as error:
-                if not _is_of_compiler(error):
-                    raise
-                self.is_on, self.problem = False, in_brief(error)
-            return plain(*args, **kwargs)
-
-        return run
-
-
-def _is_of_compiler(error: Exception) -> bool:
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
 _DEFAULT_BUCKETS = SimpleNamespace(bucket_bytes_cap=25 << 20)

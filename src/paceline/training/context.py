@@ -15,9 +15,8 @@ from paceline.metrics.console import Console
 from paceline.metrics.counters import Totals
 from paceline.optim.loss_scaler import LossScaler
 from paceline.results.run_directory import RunDirectory, SampleUnit
-from paceline.training.components import CompileSwitch, Components
+from paceline.training.components import Components
 from paceline.training.config import TrainConfig
-from paceline.training.cuda_graphs import GraphSwitch
 from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.hooks.base import StepHooks
 from paceline.training.optimizer_step import OptimizerStep
@@ -155,10 +154,6 @@ class TrainingContext:
     """Says things to the user; on rank 0."""
     scaler: LossScaler | None
     """The loss scaler, with `--precision fp16`."""
-    compile_switch: CompileSwitch | None
-    """Says which forward passes are compiled, with `--compile auto`."""
-    graph_switch: GraphSwitch | None
-    """Says whether forward passes are CUDA graphs, with `--cuda-graphs`."""
     writes: bool
     """Whether this worker writes snapshots."""
     shared: bool

@@ -30,12 +30,10 @@ from paceline.training.batches.loop_checks import (
     refuse_pass,
     remark_alone,
 )
-from paceline.training.batches.plan import TrainPlan
 from paceline.training.components import UNKNOWN_SCHEDULER
 from paceline.training.context import CountedBy, OpenEpoch, OpenStep, StepCounter, TrainingContext
 from paceline.training.evaluation.distributed_mean import Metrics
 from paceline.training.evaluation.validation import Validation
-from paceline.training.hooks.base import overrides
 from paceline.training.hooks.metrics_logger import epoch_row, last_lr
 from paceline.training.loss_weights import LossWeights, check_loss
 from paceline.training.optimizer_step import UNUSED_GRADIENTS, refuse_in_backward
@@ -49,7 +47,6 @@ from paceline.training.status_exchange import (
     agree,
 )
 from paceline.training.sync.base import GradientSync
-from paceline.training.sync.validation import check_method
 from paceline.training.weight_average import WeightAverage
 
 _MAX_ACCUMULATED = 64
@@ -98,10 +95,9 @@ class Engine:
         """Settle that there is a moving average of the weights. Local to the worker.
 
         Raises:
-            UsageError: The decay is out of range, or each worker has weights of its own.
+            UsageError: The decay is out of range.
         """
         self._settle(replace(self.context.config.loop, ema=decay))
-        check_method(self.context.config)
 
     def _settle(self, loop: LoopOptions) -> None:
         context = self.context
@@ -233,17 +229,12 @@ class Engine:
         number, own_parts = state.epoch, context.division.parts_of(context.group.rank)
         note, step, begin_steps = self.note, self.step, context.hooks.begin_step
         step_profiler.begin_pass(state.step)
-        plan: TrainPlan | None = None
-        source: Iterator[Batch] = iter(())
-        most = whole = 0
+        source = step_profiler.timed(loader.read(number, state.step_in_epoch))
+        most = loader.plan.most_at_once
+        whole = most if len(own_parts) == 1 else -1  # else given in pieces
         try:
             while progress.stopping is None or (self._accumulates and progress.postpones_stop()):
-                # Fetch the next batch, cut as the workers' shares are now.
-                if loader.plan is not plan:
-                    plan = loader.plan
-                    source = step_profiler.timed(loader.read(number, state.step_in_epoch))
-                    most = plan.most_at_once
-                    whole = most if len(own_parts) == 1 else -1  # else given in pieces
+                # Fetch the next batch.
                 note.operation = "data"
                 if state.step >= step_profiler.next_sample:
                     step_profiler.sample(state.step)
@@ -421,9 +412,9 @@ class Engine:
             counted=self.counters.rows(),
             lap_s=progress.lap(),
             data_s=progress.data_s if batch_waits is None else batch_waits.take_s(),
-            waited_s=context.profiler.close(progress.state.step),
+            waited_s=context.profiler.step_profiler.close(),
             step=progress.state.step,
-            skipped=0 if context.optimizer_step.counts_batches else self.step.skipped,
+            skipped=self.step.skipped,
         )
         own = NOTHING if more is None else more()
         if batch_waits is not None:
@@ -494,16 +485,13 @@ class Engine:
             self.before_collective("break")
             self._count_step()
             self._do_what_is_due()
-        if overrides(self.sync, GradientSync, "end_epoch"):
-            self.note.operation = "average"
-            self.context.profiler.consensus(self.sync, self.context.progress.state.step)
 
     @property
     def _is_untouched(self) -> bool:
         """Whether nothing has been trained with the open batch; the same on all workers."""
         optimizer_step, step = self.context.optimizer_step, self.step
         is_trained = optimizer_step.has_gradients or optimizer_step.holds_pieces
-        is_trained |= step.loss_before is not None or optimizer_step.counts_batches
+        is_trained |= step.loss_before is not None
         return not is_trained and not self.context.has_updated
 
     def _open_step(self, *, by_shard: bool = False) -> None:
@@ -566,9 +554,7 @@ class Engine:
         """Whether the last steps may have left gradients for the next update; the same on all."""
         since = self.context.progress.state.step - 1 - self.step.updated
         is_near = self.counting.by == "batches" and 0 < since <= _MAX_ACCUMULATED
-        # Where each worker takes steps of its own, they may differ in what they leave out.
-        trains_apart = self.context.optimizer_step.counts_batches
-        return is_near and bool(self.context.components.optimizers) and not trains_apart
+        return is_near and bool(self.context.components.optimizers)
 
     def _do_what_is_due(self) -> None:
         """Exchange the status and save, where it is time for it."""

@@ -263,11 +263,6 @@ class LossWeights:
                 "weight=... can't be combined with s.gather(...): what is computed of all workers' "
                 "samples counts once. Multiply the loss, or its parts, instead"
             )
-        if self._context.optimizer_step.counts_batches:
-            raise UsageError(
-                "weight=... can't be combined with --sync local or diloco: each worker takes steps "
-                "of its own, and its weights would count against nobody's"
-            )
 
     def _note(self, counts: Tensor, batch: Batch | None) -> None:
         division = self._context.division

@@ -72,9 +72,6 @@ class OptimizerStep(StepHook):
     """Whether there was a backward pass since the batch was given, or since the last update."""
     holds_pieces: bool = False
     """Whether pieces of the open batch have left gradients that others will be added to."""
-    counts_batches: bool = False
-    """Whether only batches of the training loader may be trained on: where workers train on their
-    own, what is due after a step is counted by them."""
     has_stepped_alone: bool = False
     """Whether something else than a batch of the training loader has been trained on."""
     _reported: set[str] = field(default_factory=set)
@@ -91,20 +88,6 @@ class OptimizerStep(StepHook):
     """Those that have been asked for a step, in fp16: the scaler may have skipped it."""
     _watch: RemovableHandle | None = None
     """On the steps of all optimizers of the process, while the training runs."""
-
-    def begin_alone(self) -> None:
-        """Note that the next backward pass isn't about a batch of the training loader.
-
-        Raises:
-            UsageError: With local steps, which are counted by batches.
-        """
-        if self.counts_batches:
-            raise UsageError(
-                "with --sync local or diloco a step is about a batch of the training loader, "
-                "within the loop over s.loader(...): by these it is counted when weights are "
-                "averaged"
-            )
-        self.has_stepped_alone = True
 
     def run_backward(self, loss: Tensor, weight: float, *, completes: bool) -> None:
         """Add a loss's gradient to what is there. Collective where the models' replicas average.

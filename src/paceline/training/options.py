@@ -8,9 +8,8 @@ from paceline.options.durations import parse_duration_s
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["auto", "contiguous", "channels-last"]
-Compile = bool | Literal["auto"]
+CompileMode = Literal["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Tf32 = Literal["auto", "off", "convolutions", "on"]
-CudaGraphs = Literal["off", "auto", "on"]
 BestBy = Literal["val_accuracy", "val_loss"]
 
 
@@ -53,8 +52,7 @@ class LoopOptions:
     check_every: int | None = None
     """Compare the workers' weights and learning rates every this many steps, bit by bit, and name a
     worker that has drifted; 0 never does. Default: 100 with --shards; else rates after each
-    epoch, and weights after the first and at the end, where a difference is a warning; with --sync
-    auto, local and diloco none."""
+    epoch, and weights after the first and at the end, where a difference is a warning."""
 
     def __post_init__(self) -> None:
         _at_least_1("--epochs", self.epochs)
@@ -106,15 +104,13 @@ class ComputeOptions:
     each time, and rarely faster than what it takes unasked. Default: as PyTorch and the script
     have it, which is off."""
 
-    compile: Compile = False
+    compile: bool = False
     """Compile the model with torch.compile: pays off in long trainings, costs a minute at the
-    start. auto: measures first, compiles where enough is left to train, and keeps it if steps get
-    faster; evaluations aren't compiled then."""
+    start."""
 
-    cuda_graphs: CudaGraphs = "off"
-    """Launch a model's forward and backward pass as CUDA graphs where a batch's shape repeats, so
-    that small models don't wait for the host: off; on, an error where that can't be; auto, where it
-    can be, its memory fits and the measured step gets faster. Built-in recipes have auto."""
+    compile_mode: CompileMode | None = None
+    """Mode of torch.compile: reduce-overhead launches CUDA graphs, so that small models don't wait
+    for the host; max-autotune times kernels. Default: torch.compile's own."""
 
     sync_batchnorm: bool = False
     """Take BatchNorm's statistics over the batches of all workers instead of each worker's own."""
@@ -124,21 +120,23 @@ class ComputeOptions:
     before, or between workers. What differs is said; the bits may differ from then on."""
 
     def __post_init__(self) -> None:
-        if self.deterministic and self.compile == "auto":
+        if self.compile_mode is not None and not self.compile:
+            raise UsageError(f"--compile-mode {self.compile_mode} needs --compile")
+        if self.deterministic and self.times_kernels:
             raise UsageError(
-                "--deterministic can't be combined with --compile auto: what is compiled would "
-                "follow the clock. Give --compile or --no-compile"
+                f"--deterministic can't be combined with --compile-mode {self.compile_mode}, which "
+                "chooses kernels by the clock. Leave one of the two out"
             )
         if self.deterministic and self.cudnn_benchmark:
             raise UsageError(
                 "--deterministic can't be combined with --cudnn-benchmark: kernels would follow "
                 "the clock. Give one of them"
             )
-        if self.compile and self.cuda_graphs == "on":
-            raise UsageError(
-                "--cuda-graphs on can't be combined with --compile: its kernels are launched by "
-                "what is compiled. Give one of them"
-            )
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether compilation chooses kernels by the clock, which may change the bits."""
+        return (self.compile_mode or "").startswith("max-autotune")
 
 
 def _at_least_1(name: str, value: int | None) -> None:

@@ -34,7 +34,6 @@ from paceline.training.batches.sources import (
 )
 from paceline.training.components import forward_of, place_model, takes_channels_last
 from paceline.training.config import TrainConfig, compare_given
-from paceline.training.cuda_graphs import graphed
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
 from paceline.training.gathering import gathered
@@ -137,9 +136,7 @@ class Session:
         layout, context = takes_channels_last(module, compute), self._context
         components.channels_last |= layout
         ready = place_model(module, compute, context.group, channels_last=layout)
-        exact, switch = context.division.is_fixed, context.compile_switch
-        forward = forward_of(ready, compute, context.group, exact=exact, switch=switch)
-        forward = graphed(ready, forward, context.graph_switch, context.group)
+        forward = forward_of(ready, compute, context.group, exact=context.division.is_fixed)
         context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready
         return ready  # type: ignore[return-value]  # another module only where it is a BatchNorm
@@ -175,7 +172,7 @@ class Session:
         It is updated after each step, as torch's `AveragedModel`; buffers are those of training.
 
         Raises:
-            UsageError: It isn't between 0 and 1, or each worker has weights of its own.
+            UsageError: It isn't between 0 and 1.
         """
         self._before_begin("s.ema")
         self.engine.set_ema(self._settle("ema", decay))
@@ -403,7 +400,7 @@ class Session:
             components = self._context.components
             sync = self.config.compute.sync_batchnorm or components.have_synced_batchnorm()
             optimizers = len(components.optimizers)
-            check_plan(plan, self.config.data, sync_batchnorm=sync, optimizers=optimizers)
+            check_plan(plan, sync_batchnorm=sync, optimizers=optimizers)
         self.engine.begin()
 
     def step(

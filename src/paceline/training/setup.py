@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
@@ -17,16 +18,12 @@ from paceline.metrics.counters import StepCounters
 from paceline.optim.loss_scaler import LossScaler
 from paceline.options.entry_points import imported
 from paceline.results.run_directory import RunDirectory
-from paceline.training.components import CompileSwitch, Components
+from paceline.training.components import Components
 from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
-from paceline.training.cuda_graphs import graph_switch_of
 from paceline.training.engine import Engine
 from paceline.training.evaluation.validation import Validation
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks, overrides
-from paceline.training.hooks.compile_choice import CompileChoice
-from paceline.training.hooks.graph_choice import GraphChoice
-from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import (
     LoopChecks,
@@ -39,7 +36,7 @@ from paceline.training.hooks.step_checks import (
 from paceline.training.loss_weights import LossWeights
 from paceline.training.optimizer_step import OptimizerStep
 from paceline.training.profiling.gpu_monitor import GpuMonitor
-from paceline.training.profiling.profile_writer import Profiler, TimedSync
+from paceline.training.profiling.profile_writer import Profiler
 from paceline.training.profiling.step_profiler import StepProfiler
 from paceline.training.progress import TrainingProgress
 from paceline.training.rng import RandomStreams
@@ -51,7 +48,6 @@ from paceline.training.sync.base import GradientSync
 from paceline.training.sync.buffer_averaging import BufferAverager
 from paceline.training.sync.validation import (
     check_every,
-    has_alike_weights,
     method_of,
     refuse_backend,
 )
@@ -154,7 +150,7 @@ def _build(
         note=note,
         announce=announce,
         step=context.step,
-        validation=Validation(context=context, sync=sync, note=note, stop_flag=stop_flag),
+        validation=Validation(context=context, note=note, stop_flag=stop_flag),
     )
 
 
@@ -205,8 +201,6 @@ def _context(
         run=run,
         console=console,
         scaler=scaler,
-        compile_switch=CompileSwitch() if config.compute.compile == "auto" else None,
-        graph_switch=graph_switch_of(config.compute, config.data.shards, group),
         writes=group.rank == 0 if shared else group.placement.local_rank == 0,
         shared=shared,
         kept_options=tuple(own_options),
@@ -220,7 +214,7 @@ def make_sync(context: TrainingContext) -> GradientSync:
         UsageError: The backend can't carry it.
     """
     method = method_of(context.config)
-    refuse_backend(method, context.group.backend)
+    refuse_backend(context.config.sync, context.group.backend)
     make: Callable[[TrainingContext], GradientSync] = imported(
         sync_methods()[method].implementation
     )
@@ -241,7 +235,7 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     if context.scaler is not None:
         yield context.optimizer_step
     if overrides(sync, GradientSync, "after_step"):
-        yield TimedSync(context.profiler, sync)
+        context.hooks.after_step.append(partial(context.profiler.after_step, sync))
     # Checks that options ask for, or promises of bits and equal weights need.
     if config.data.shards is not None:
         allowed = config.compute.allow_different_hardware
@@ -251,16 +245,8 @@ def _hooks(context: TrainingContext, sync: GradientSync, opened: ExitStack) -> I
     drift = ReplicaConsistency(group, every, components.named_parameters, components.optimizers)
     if every:
         yield ReplicaChecks(drift)
-    elif has_alike_weights(config):
+    elif config.loop.check_every is None:
         yield RareReplicaChecks(drift, warn)
-    # What measures steps and then changes how they are computed or shared.
-    if config.data.balance and group.world_size > 1:
-        most = config.data.max_batch_per_worker
-        yield LoadBalancer(context.progress, group, most, console.say)
-    if context.compile_switch is not None:
-        yield CompileChoice(context, sync, context.compile_switch)
-    if context.graph_switch is not None:
-        yield GraphChoice(context, sync, context.graph_switch)
     logger = MetricsLogger(context, agree or str)
     opened.callback(logger.close)
     yield logger

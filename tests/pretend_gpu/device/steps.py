@@ -114,20 +114,15 @@ def _leave_out_waits(engine: ModuleType) -> None:
     """Leave out what Paceline may wait for."""
     from paceline.data import memory
     from paceline.gradient_sync import replica_consistency
-    from paceline.training import cuda_graphs, losses, step_times
+    from paceline.training import losses
     from paceline.training.evaluation import distributed_mean, validation
     from paceline.training.snapshots import manager
-    from paceline.training.sync import auto
 
     for owner, name in (
         *((engine.Engine, name) for name in _MAY_WAIT),
         (validation.Validation, "measure_time"),
         (distributed_mean, "_counted"),  # an evaluation's result is fetched at its end
         (replica_consistency, "_row"),  # --check-every compares the weights
-        (auto.AutoSync, "_measure"),
-        # The first steps, by which --cuda-graphs auto chooses; and a capture.
-        (step_times.StepTimes, "begin"),
-        (cuda_graphs, "_capture"),
         *((manager.SnapshotManager, name) for name in _AT_THE_END),
         # Once in a training: data sets are moved to the device, the first targets are looked at.
         (memory.MemorySource, "__init__"),

@@ -16,14 +16,16 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages of studies small and large, good and bad."""
-    several = study_record((1, 2, 4, 8), ("allreduce", "bf16", "local"), train=True, predict=True)
+    several = study_record(
+        (1, 2, 4, 8), ("allreduce", "bf16", "powersgd"), train=True, predict=True
+    )
     failed = cast("list[Record]", several["sizes"])[3]
     failed |= {"images_per_s": None, "problem": "RuntimeError: " + "x" * 400}
     studies = {
         "one": study_record((1,)),
         "three": study_record((1, 2, 3), train=True),
         "eight": study_record((1, 2, 4, 8, 16, 32, 64, 128), train=True, predict=True),
-        "close": study_record((10, 11, 60, 64, 100, 101, 110, 120), ("local",)),
+        "close": study_record((10, 11, 60, 64, 100, 101, 110, 120), ("powersgd",)),
         "methods": several,
     }
     root = tmp_path_factory.mktemp("studies")

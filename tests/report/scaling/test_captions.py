@@ -95,15 +95,6 @@ def test_one_worker_with_two_methods_is_told_apart(tmp_path: Path) -> None:
     assert [row[place] for row in table.rows] == ["allreduce", "ordered", "allreduce"]
 
 
-def test_averaging_at_the_end_is_no_cost_of_every_method(tmp_path: Path, four: Record) -> None:
-    fixed = cast("Record", size_of(four, -1)["fixed"])
-    size_of(four, -1)["fixed"] = {**fixed, "averaging_s": 2.0}
-    assert describe_fixed(read(tmp_path, four)).endswith(
-        "Averaging (2.00 s) is what allreduce itself takes. No way of combining gradients changes "
-        "the rest."
-    )
-
-
 def test_one_size(tmp_path: Path) -> None:
     study = read(tmp_path, study_record((1,)))
     assert "One worker does 39.5 images a second." in describe_throughput(study)
@@ -114,14 +105,14 @@ def test_one_size(tmp_path: Path) -> None:
 
 
 def test_several_methods_name_themselves(tmp_path: Path) -> None:
-    study = read(tmp_path, study_record(methods=("allreduce", "local"), predict=True))
+    study = read(tmp_path, study_record(methods=("allreduce", "powersgd"), predict=True))
     assert describe_throughput(study) == (
-        "8 workers do 7.0 times the work of one with local and 3.9 times with allreduce; one does "
-        "39.5 images a second."
+        "8 workers do 7.0 times the work of one with powersgd and 3.9 times with allreduce; one "
+        "does 39.5 images a second."
     )
     told = describe_efficiency(study)
-    assert "is 87 % with local and 49 % with allreduce. With allreduce, most of what" in told
-    assert "Predicted for 64 workers: 75 % with local (64 to 82 %)." in told
+    assert "is 87 % with powersgd and 49 % with allreduce. With allreduce, most of what" in told
+    assert "Predicted for 64 workers: 75 % with powersgd (64 to 82 %)." in told
 
 
 def test_the_cause_is_what_grew_most(tmp_path: Path) -> None:
@@ -178,7 +169,7 @@ def test_trainings_are_compared_at_the_loss_that_all_reached(tmp_path: Path) -> 
 
 
 def test_what_could_not_be_measured_is_told(tmp_path: Path) -> None:
-    record = study_record(methods=("allreduce", "local"), train=True)
+    record = study_record(methods=("allreduce", "powersgd"), train=True)
     size_of(record, 1).update(images_per_s=None, problem="RuntimeError: no route to node-2")
     size_of(record, 2).update(parts=None, fixed={}, trained=None)
     repeats = cast("list[Record]", size_of(record, 4)["repeats"])
@@ -187,8 +178,8 @@ def test_what_could_not_be_measured_is_told(tmp_path: Path) -> None:
     study = read(tmp_path, record)
     assert find_gaps(study) == (
         "2 workers, allreduce: RuntimeError: no route to node-2",
-        "2 workers, local: 1 of 3 repeats: it took too long",
-        "8 workers, local: 2 of 3 repeats done.",
+        "2 workers, powersgd: 1 of 3 repeats: it took too long",
+        "8 workers, powersgd: 2 of 3 repeats done.",
         "Where the time of a step goes isn't known for 4 workers, allreduce.",
         "The fixed cost of an epoch wasn't measured for 4 workers, allreduce.",
         "No training was made with 4 workers, allreduce.",

@@ -21,7 +21,7 @@ from paceline.report.scaling.series import find_methods
 from paceline.results.study import Study, read_study
 from tests.report.scaling.studies import BASELINE, Record, study_record, write_study
 
-THREE = ("allreduce", "bf16", "local")
+THREE = ("allreduce", "bf16", "powersgd")
 
 
 def read(tmp_path: Path, record: Record) -> Study:
@@ -49,22 +49,24 @@ def test_all_methods_begin_at_the_one_worker_that_they_share(tmp_path: Path) -> 
 
 
 def test_a_method_of_one_worker_alone_is_none(tmp_path: Path) -> None:
-    record = study_record((1, 2), ("allreduce", "local"))
+    record = study_record((1, 2), ("allreduce", "powersgd"))
     sizes = cast("list[Record]", record["sizes"])
-    record["sizes"] = [size for size in sizes if size["workers"] == 1 or size["method"] == "local"]
+    record["sizes"] = [
+        size for size in sizes if size["workers"] == 1 or size["method"] == "powersgd"
+    ]
     methods = find_methods(read(tmp_path, record))
-    assert [method.label for method in methods] == ["local"]
+    assert [method.label for method in methods] == ["powersgd"]
     assert len(methods[0].sizes) == 2
 
 
 def test_one_method_with_several_options_is_several_series(tmp_path: Path) -> None:
-    record = study_record((1, 2, 4), ("local",))
+    record = study_record((1, 2, 4), ("powersgd",))
     sizes = cast("list[Record]", record["sizes"])
     record["sizes"] = sizes + [
-        {**size, "method_options": {"sync_every": 4}} for size in sizes if size["workers"] != 1
+        {**size, "method_options": {"powersgd_rank": 2}} for size in sizes if size["workers"] != 1
     ]
     labels = [method.label for method in find_methods(read(tmp_path, record))]
-    assert labels == ["local (sync-every 16)", "local (sync-every 4)"]
+    assert labels == ["powersgd (powersgd-rank 4)", "powersgd (powersgd-rank 2)"]
 
 
 def test_a_prediction_has_a_band_and_reaches_further(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def page_of(directory: Path, record: Record) -> str:
     ("workers", "methods", "more", "pictures"),
     [
         ((1,), ("allreduce",), False, 4),
-        ((1, 2, 4), ("allreduce", "local"), True, 6),
+        ((1, 2, 4), ("allreduce", "powersgd"), True, 6),
         ((1, 2, 4, 8, 16, 32, 64, 128), ("allreduce",), True, 6),
     ],
     ids=["1", "3", "8"],
@@ -61,7 +61,7 @@ def test_the_studys_table(tmp_path: Path) -> None:
 
 
 def test_everything_is_escaped(tmp_path: Path) -> None:
-    record = study_record((1, 2), ("local",), train=True, predict=True)
+    record = study_record((1, 2), ("powersgd",), train=True, predict=True)
     record |= {"recipe": NASTY, "command": [NASTY], "hosts": [NASTY], "notes": [NASTY]}
     record["versions"] = {NASTY: NASTY}
     for size in cast("list[Record]", record["sizes"]):

@@ -20,10 +20,7 @@ from paceline.options.fields import OptionValue
 from paceline.results.metrics_table import EpochRow
 from paceline.training.components import Components
 from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
-from paceline.training.hooks.compile_choice import CompileChoice
-from paceline.training.hooks.graph_choice import GraphChoice
 from paceline.training.hooks.learning_rate import LearningRateSchedule
-from paceline.training.hooks.load_balancing import LoadBalancer
 from paceline.training.hooks.metrics_logger import MetricsLogger
 from paceline.training.hooks.step_checks import (
     LoopChecks,
@@ -34,7 +31,6 @@ from paceline.training.hooks.step_checks import (
     SubsetChecks,
 )
 from paceline.training.optimizer_step import OptimizerStep
-from paceline.training.profiling.profile_writer import TimedSync
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
@@ -50,8 +46,6 @@ from tests.support.sessions import (
 
 TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     LearningRateSchedule: {},
-    CompileChoice: {"compile": "auto"},
-    LoadBalancer: {"balance": True},
     MetricsLogger: {},
     LoopChecks: {},
     StreamChecks: {},
@@ -60,7 +54,6 @@ TABLE: Mapping[type[StepHook], Mapping[str, OptionValue]] = {
     ReplicaChecks: {"check_every": 2},
     ReproducibilityChecks: {"shards": 2},
     OptimizerStep: {"precision": "fp16"},
-    TimedSync: {"shards": 2},
 }
 """With what options a training has it."""
 EPOCHS, STOP = 2, 4
@@ -70,8 +63,7 @@ EPOCHS, STOP = 2, 4
 def methods_of(hooks: StepHooks) -> Iterator[object]:
     """List whose methods are called."""
     for methods in vars(hooks).values():
-        if isinstance(methods, list):
-            yield from (type(method.__self__) for method in methods)
+        yield from (type(getattr(method, "__self__", None)) for method in methods)
 
 
 def train(
@@ -96,15 +88,7 @@ def train(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind, marks=pytest.mark.slow if kind is CompileChoice else (), id=kind.__name__
-        )
-        for kind in TABLE
-    ],
-)
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
 @pytest.mark.core_cases(3)
 def test_with_each_a_resumed_training_ends_as_an_uninterrupted_one(
     kind: type[StepHook], tmp_path: Path
@@ -128,8 +112,7 @@ def test_the_table_has_them_all() -> None:
     found = {
         kind for kind in StepHook.__subclasses__() if kind.__module__.startswith("paceline.tr")
     }
-    # On CUDA alone: tests/pretend_gpu/test_cuda_graphs.py resumes a training with it.
-    assert found == {*TABLE, GraphChoice}
+    assert found == {*TABLE}
 
 
 class Recording(StepHook):

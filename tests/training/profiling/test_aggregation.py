@@ -10,7 +10,6 @@ from paceline.training.profiling.step_profiler import Lap
 
 def told(
     waits_s: Mapping[str, float],
-    averagings_s: Sequence[float] = (),
     agreements_s: Sequence[float] = (),
     **more: float,
 ) -> WorkerTimes:
@@ -21,9 +20,7 @@ def told(
         waits_s=waits_s,
         agreements_s={str(step): wait_s for step, wait_s in enumerate(agreements_s)},
         agreement_steps=10,
-        averagings_s={str(step): wait_s for step, wait_s in enumerate(averagings_s)},
-        averaging_steps=4,
-        **{"syncing_s": 0.0, **usual, **more},
+        **{**usual, **more},
     )
 
 
@@ -50,23 +47,14 @@ def test_only_steps_that_all_have_looked_at_are_compared() -> None:
     assert (parts.exposed, parts.waiting) == pytest.approx((1.0, 0.0))
 
 
-def test_averages_of_weights_count_by_the_least_wait_too() -> None:
-    one = told({}, [2.0], [1.0], syncing_s=0.4)
-    other = told({}, [6.0], [3.0], syncing_s=0.4)
-    parts = parts_of([one, other], 8.0 + 0.5 + 0.5 + 0.1 + 0.5)
-    assert parts.exposed == pytest.approx(0.5)
-    assert parts.waiting == pytest.approx(0.5 + 0.1)
-    assert parts.other == pytest.approx(0.4 + 0.1)
-
-
-def test_the_slowest_may_be_another_one_at_each_average_and_exchange() -> None:
-    one, other = told({}, [4.0, 0.0], [10.0, 0.0]), told({}, [0.0, 4.0], [0.0, 10.0])
-    parts = parts_of([one, other], 8.0 + 1.0 + 1.0)
-    assert (parts.exposed, parts.waiting, parts.other) == pytest.approx((0.0, 1.0 + 1.0, 0.0))
+def test_the_slowest_may_be_another_one_at_each_exchange() -> None:
+    one, other = told({}, [10.0, 0.0]), told({}, [0.0, 10.0])
+    parts = parts_of([one, other], 8.0 + 1.0)
+    assert (parts.exposed, parts.waiting, parts.other) == pytest.approx((0.0, 1.0, 0.0))
 
 
 def test_an_exchange_that_took_long_once_says_nothing_of_the_others() -> None:
-    parts = parts_of([told({}, [], [0.1, 0.1, 60.0])], 8.0 + 3 * 0.1 / 10)
+    parts = parts_of([told({}, [0.1, 0.1, 60.0])], 8.0 + 3 * 0.1 / 10)
     assert parts.other == pytest.approx(3 * 0.1 / 10)
 
 
@@ -99,14 +87,6 @@ def test_a_lap_counts_as_often_as_it_has_steps() -> None:
     assert spread_of([*laps, lap(5, 7.0)]) == Spread(median=1.0, low=1.0, high=7.0)
     assert spread_of(laps[:1]) == Spread(median=9.0, low=9.0, high=9.0)
     assert spread_of([]) is None
-
-
-def test_the_step_that_waits_for_an_average_counts_too() -> None:
-    laps = [Lap(steps=1, seconds=s, agreeing_s=0.0) for s in (1.0, 1.0, 1.0, 5.0)]
-    assert spread_of(laps) == Spread(median=1.0, low=1.0, high=5.0)
-    assert spread_of(laps, by_mean=True) == Spread(median=2.0, low=1.0, high=5.0)
-    rare = [Lap(steps=99, seconds=99.0, agreeing_s=0.0), Lap(steps=1, seconds=101.0, agreeing_s=0)]
-    assert spread_of(rare, by_mean=True) == Spread(median=2.0, low=1.0, high=2.0)
 
 
 def test_what_is_told_arrives() -> None:

@@ -69,13 +69,6 @@ def test_two_models_that_are_trained_by_turns_add_up() -> None:
     )
 
 
-def test_averages_of_weights_are_left_out_since_every_step_counts_them() -> None:
-    averaged: Marks = [*WHOLE[:-1], ("stepped", 32.0), ("averaged", 132.0), ("closed", 133.0)]
-    sample = share_out(averaged)
-    assert sample.other_s == 2.0
-    assert sample.total_s == 33.0
-
-
 def test_what_a_method_computes_of_gradients_is_no_wait() -> None:
     own: Marks = [
         ("sent", 8.0),

@@ -80,19 +80,19 @@ def test_a_large_batch_is_written_as_other_numbers_are() -> None:
             {},
             None,
             {"fused": True, "foreach": False},
-            ", fused optimizer; faster: --precision bf16; perhaps faster: --cuda-graphs auto",
+            ", fused optimizer; faster: --precision bf16",
         ),
         # A script's own optimizer, which could be fused; and one that has no such kernel.
         (
             "cuda",
-            {"cuda_graphs": "auto"},
+            {},
             None,
             {"fused": None, "foreach": None},
             "; faster: --precision bf16, fused=True in the optimizer",
         ),
-        ("cuda", {"precision": "bf16", "cuda_graphs": "on"}, None, {"foreach": None}, ""),
+        ("cuda", {"precision": "bf16"}, None, {"foreach": None}, ""),
         ("cuda", {"precision": "bf16", "compile": True}, None, {"fused": False}, ""),
-        # Other bits aren't proposed where bits count, and graphs can't be.
+        # Other bits aren't proposed where bits count.
         ("cuda", {}, 8, {"fused": None, "foreach": None}, ""),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_package_is_found_without_importing_it() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "method"),
-    [({}, "allreduce"), ({"shards": 2}, "ordered"), ({"sync": "bf16"}, "bf16")],
+    [({}, "allreduce"), ({"shards": 2}, "ordered"), ({"sync": "powersgd"}, "powersgd")],
 )
 def test_the_way_of_combining_gradients_is_what_it_comes_to(
     settings: dict[str, OptionValue], method: str

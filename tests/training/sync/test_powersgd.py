@@ -62,9 +62,9 @@ def wide_job() -> Job:
         (3, POWERSGD | {"max_batch_per_worker": 2}, [(1, 7)]),
         slow(2, POWERSGD | {"precision": "fp16", "sync_warmup_steps": 0}, [(1, 5)]),
         slow(2, POWERSGD | {"precision": "bf16"}, [(0, 9)]),
-        (2, {"sync": "fp16", "precision": "fp16"}, [(1, 5)]),
+        (2, {"sync_precision": "bf16", "precision": "fp16"}, [(1, 5)]),
     ],
-    ids=["powersgd", "pieces", "powersgd-fp16", "powersgd-bf16", "fp16"],
+    ids=["powersgd", "pieces", "powersgd-fp16", "powersgd-bf16", "bf16"],
 )
 @pytest.mark.slow
 def test_resumes_inside_an_epoch_change_no_bit(
@@ -189,11 +189,11 @@ def test_the_mean_of_errors_goes_to_everyone(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_method_begins_afresh_and_that_is_said(tmp_path: Path) -> None:
     run_ranks(2, two_models, tmp_path, TWO, 5)
-    half: dict[str, OptionValue] = {"sync": "bf16"}
+    half: dict[str, OptionValue] = {"sync_precision": "bf16"}
     for _, told in run_ranks(2, two_models, tmp_path, half, 7):
         assert told == [
-            "The snapshot was written with --sync powersgd; from here on it is --sync bf16, which "
-            "begins afresh"
+            "The snapshot was written with --sync powersgd; from here on it is --sync allreduce, "
+            "which begins afresh"
         ]
     run_ranks(2, two_models, tmp_path, TWO, 8)
     (again,) = run_ranks(1, two_models, tmp_path, {}, 99)

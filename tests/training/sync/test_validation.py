@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import UsageError
-from paceline.gradient_sync.options import SyncMethod
+from paceline.gradient_sync.options import SyncOptions
 from paceline.options.fields import OptionValue
 from paceline.training.config import TrainConfig, merge
 from paceline.training.sync.validation import (
@@ -11,7 +11,6 @@ from paceline.training.sync.validation import (
     check_method,
     check_reproducible,
     describe_method,
-    may_choose,
     method_of,
     refuse_backend,
 )
@@ -24,7 +23,7 @@ def config(**given: OptionValue) -> TrainConfig:
 def test_the_default_follows_the_shards() -> None:
     assert method_of(config()) == "allreduce"
     assert method_of(config(shards=4)) == "ordered"
-    assert method_of(config(sync="bf16")) == "bf16"
+    assert method_of(config(sync="powersgd")) == "powersgd"
 
 
 @pytest.mark.parametrize(
@@ -34,13 +33,9 @@ def test_the_default_follows_the_shards() -> None:
         {"shards": 4},
         {"shards": 4, "sync": "ordered"},
         {"sync": "powersgd", "powersgd_rank": 2, "sync_warmup_steps": 5},
-        {"sync": "local", "sync_every": 4, "sync_delay": 0, "sync_parts": 2},
-        {"sync": "diloco", "outer_lr": 0.5, "outer_momentum": 0.0, "sync_precision": "int8"},
+        {"sync_precision": "bf16"},
+        {"sync": "allreduce", "sync_precision": "bf16"},
         {"sync": "powersgd", "backend": "mpi"},
-        {"sync": "local", "backend": "mpi"},
-        {"sync": "diloco", "check_every": 0},
-        {"sync": "local", "balance": True},
-        {"sync": "auto"},
     ],
     ids=str,
 )
@@ -51,22 +46,16 @@ def test_what_goes_together(given: dict[str, OptionValue]) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"shards": 4, "sync": "bf16"}, "--shards can't be combined with --sync bf16"),
-        ({"shards": 4, "sync": "auto"}, "--shards can't be combined with --sync auto"),
+        ({"shards": 4, "sync": "powersgd"}, "--shards can't be combined with --sync powersgd"),
+        ({"shards": 4, "sync_precision": "bf16"}, "--sync-precision has no effect .* ordered"),
         ({"sync": "ordered"}, "--sync ordered needs --shards V"),
         ({"powersgd_rank": 2}, "--powersgd-rank has no effect with --sync allreduce.* powersgd$"),
-        ({"sync": "bf16", "sync_every": 4}, "--sync-every .* --sync local or diloco$"),
-        ({"sync": "local", "outer_lr": 0.5}, "--outer-lr has no effect with --sync local"),
-        ({"sync": "allreduce", "sync_warmup_steps": 0}, "--sync-warmup-steps has no effect"),
-        ({"sync": "auto", "sync_every": 4}, "--sync-every has no effect with --sync auto"),
-        ({"sync": "fp16", "backend": "mpi"}, "--backend mpi, which carries no half precision"),
-        ({"sync": "local", "check_every": 5}, "--check-every compares .* with --sync local"),
-        ({"sync": "diloco", "sync_batchnorm": True}, "--sync-batchnorm exchanges statistics"),
         (
-            {"sync": "local", "sync_precision": "int8", "backend": "smddp"},
-            "--sync-precision int8 can't be combined with --backend smddp, which has no all-to-all",
+            {"sync": "powersgd", "sync_precision": "bf16"},
+            "--sync-precision has no effect with --sync powersgd: .* --sync allreduce$",
         ),
-        ({"sync": "auto", "backend": "smddp"}, "--backend smddp, which carries no half"),
+        ({"sync": "allreduce", "sync_warmup_steps": 0}, "--sync-warmup-steps has no effect"),
+        ({"sync_precision": "bf16", "backend": "mpi"}, "--backend mpi, which carries no half"),
     ],
     ids=str,
 )
@@ -76,35 +65,18 @@ def test_what_does_not(given: dict[str, OptionValue], says: str) -> None:
 
 
 def test_a_backend_that_was_found_is_refused_as_one_that_was_given() -> None:
-    refuse_backend("bf16", "gloo")
+    half = SyncOptions(sync_precision="bf16")
+    refuse_backend(half, "gloo")
     with pytest.raises(UsageError, match="--backend smddp"):
-        refuse_backend("bf16", "smddp")
-
-
-@pytest.mark.parametrize(
-    ("given", "fitting"),
-    [
-        ({}, ["bf16", "powersgd", "local"]),
-        ({"check_every": 5}, ["bf16", "powersgd"]),
-        ({"sync_batchnorm": True}, ["bf16", "powersgd"]),
-        ({"backend": "mpi"}, ["powersgd", "local"]),
-        ({"shards": 4}, []),
-    ],
-    ids=str,
-)
-def test_what_auto_may_choose(given: dict[str, OptionValue], fitting: list[SyncMethod]) -> None:
-    methods: tuple[SyncMethod, ...] = ("bf16", "powersgd", "local")
-    asked = config(**given, sync="auto")
-    assert [method for method in methods if may_choose(asked, method)] == fitting
+        refuse_backend(half, "smddp")
 
 
 def test_another_method_than_the_recipes_leaves_the_recipes_options_out() -> None:
-    recipe: dict[str, OptionValue] = {"sync": "local", "sync_every": 4, "sync_warmup_steps": 9}
-    assert merge({"sync": "bf16"}, recipe) == {"sync": "bf16"}
-    assert merge({"sync": "powersgd"}, recipe) == {"sync": "powersgd", "sync_warmup_steps": 9}
-    assert merge({"sync_every": 2}, recipe) == recipe | {"sync_every": 2}
-    with pytest.raises(UsageError, match="--sync-every has no effect with --sync bf16"):
-        check_method(config(**merge({"sync": "bf16", "sync_every": 2}, recipe)))
+    recipe: dict[str, OptionValue] = {"sync": "powersgd", "powersgd_rank": 2}
+    assert merge({"sync": "allreduce"}, recipe) == {"sync": "allreduce"}
+    assert merge({"powersgd_rank": 3}, recipe) == recipe | {"powersgd_rank": 3}
+    with pytest.raises(UsageError, match="--powersgd-rank has no effect with --sync allreduce"):
+        check_method(config(**merge({"sync": "allreduce", "powersgd_rank": 2}, recipe)))
 
 
 @pytest.mark.parametrize(
@@ -113,12 +85,7 @@ def test_another_method_than_the_recipes_leaves_the_recipes_options_out() -> Non
         ({}, "allreduce"),
         ({"shards": 2}, "ordered"),
         ({"sync": "powersgd", "powersgd_rank": 2}, "powersgd of rank 2"),
-        ({"sync": "local"}, "local, averaged every 8 steps in fp32, 4 steps late"),
-        (
-            {"sync": "diloco", "sync_parts": 2, "sync_precision": "int8"},
-            "diloco, averaged every 8 steps in 2 parts in int8, 4 steps late, outer learning "
-            "rate 0.7 and momentum 0.9",
-        ),
+        ({"sync_precision": "bf16"}, "allreduce in bf16"),
     ],
     ids=str,
 )

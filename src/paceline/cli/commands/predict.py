@@ -68,7 +68,6 @@ def _forecast_request(inputs: "PredictionInputs", options: PredictOptions) -> "F
         if within is not None
         else None,
         methods=options.chosen_methods(),
-        choose_every=options.sync_every is None,
         pays=options.pays,
         price_per_hour=options.price,
         assumed=_assumed(inputs, options),

@@ -59,7 +59,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
         yield warning(
             host,
             "GPU models",
-            f"{shown[host]}: the slowest sets the pace. Use --balance, or GPUs of one kind",
+            f"{shown[host]}: the slowest sets the pace. Use GPUs of one kind",
         )
     # Between hosts: each against what most of them have.
     named = {host: " and ".join(names) or "none" for host, names in models.items()}
@@ -72,7 +72,7 @@ def check_same_gpus(facts: Mapping[str, HostFacts]) -> Iterator[CheckResult]:
             yield fault(host, "GPU models", f"{text}, or leave it out")
         else:
             text = f"it has {model}, most hosts have {usual}: the slowest sets the pace"
-            yield warning(host, "GPU models", f"{text}. Use --balance")
+            yield warning(host, "GPU models", f"{text}: the slowest sets the pace")
 
 
 def described(gpus: GpuFacts) -> str:

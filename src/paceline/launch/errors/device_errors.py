@@ -64,8 +64,8 @@ _KNOWN: tuple[tuple[re.Pattern[str], DeviceError], ...] = tuple(
                 "the GPU's memory is full",
                 "The GPU's memory is full. --max-batch-per-worker N puts at most N samples through "
                 "the model at once and changes nothing else (but for BatchNorm, which sees N at a "
-                "time); --precision bf16, --cuda-graphs off, more workers or a smaller "
-                "--global-batch help as well. nvidia-smi shows what else uses this GPU",
+                "time); --precision bf16, more workers or a smaller --global-batch help as well. "
+                "nvidia-smi shows what else uses this GPU",
             ),
         ),
         (

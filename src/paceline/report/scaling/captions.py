@@ -38,7 +38,6 @@ FIXED_NAMES = {
     "evaluation_s": "evaluation",
     "snapshot_s": "snapshot",
     "loader_start_s": "loader start",
-    "averaging_s": "averaging weights",
 }
 
 _CAUSES = {
@@ -153,16 +152,11 @@ def describe_fixed(study: Study) -> str:
     share = top.fixed_share
     part = "" if share is None else f" ({show_whole_percent(share)} of the epoch)"
     named = [label for n, label in FIXED_NAMES.items() if getattr(top.fixed, n) is not None]
-    text = (
+    return (
         f"Besides its steps, an epoch with {size_phrase(study, top)} takes "
-        f"{show_seconds(top.fixed.total_s)}{part} for {listed(named)}."
+        f"{show_seconds(top.fixed.total_s)}{part} for {listed(named)}. No way of combining "
+        "gradients changes that."
     )
-    # Of fixed costs only averaging weights depends on how gradients are combined.
-    if top.fixed.averaging_s is None:
-        return f"{text} No way of combining gradients changes that."
-    own = show_seconds(top.fixed.averaging_s)
-    rest = " No way of combining gradients changes the rest." if len(named) > 1 else ""
-    return f"{text} Averaging ({own}) is what {method_name(study, top)} itself takes.{rest}"
 
 
 def describe_learning(study: Study, sizes: Sequence[SizeResult], across: str) -> str:
@@ -261,7 +255,7 @@ def _longest_part(size: SizeResult) -> str:
 
 
 def _with_unit(each: Sequence[str]) -> str:
-    """Put the unit after the first factor: `7.3 times the work of one with local and ...`."""
+    """Put the unit after the first factor: `7.3 times the work of one with bf16 and ...`."""
     head, tail = each[0].split(" with ", 1)
     return listed([f"{head} the work of one with {tail}", *each[1:]])
 

@@ -55,7 +55,7 @@ def find_methods(study: Study) -> tuple[Method, ...]:
 
 
 def size_name(study: Study, size: SizeResult) -> str:
-    """Name a size for a sentence: `8 workers`, and where there are several methods `…, local`."""
+    """Name a size for a sentence: `8 workers`, and where there are several methods `…, ordered`."""
     methods = find_methods(study)
     named = plural(size.workers, "worker")
     several = sum(bool(method.sizes) for method in methods) > 1
@@ -70,7 +70,7 @@ def has_several_alone(study: Study) -> bool:
 
 
 def size_phrase(study: Study, size: SizeResult) -> str:
-    """Name a size in the middle of a sentence: `8 workers with local`."""
+    """Name a size in the middle of a sentence: `8 workers with ordered`."""
     return size_name(study, size).replace(", ", " with ", 1)
 
 

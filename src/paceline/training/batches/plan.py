@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 
 from paceline.data.options import (
     DataOptions,
@@ -33,8 +32,6 @@ class TrainPlan:
     steps_per_epoch: int
     """0 for a stream."""
     shuffle: bool = True
-    is_balanced: bool = False
-    """Whether the workers' parts follow their speed."""
     has_own_batches: bool = False
     """Whether the script makes the batches, of any sizes: `global_batch` is the first epoch's
     largest."""
@@ -72,34 +69,12 @@ class TrainPlan:
             parts=self.division.parts,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
-            bounds=self.bounds,
         )
-
-    @property
-    def bounds(self) -> tuple[int, ...]:
-        """Where each worker's part of a full batch begins, unless the parts are equal."""
-        if not self.is_balanced:
-            return ()
-        return (0, *accumulate(self.batch_per_worker))
 
     @property
     def shares(self) -> str:
         """Say how a full batch is shared, such as `32 + 32`."""
         return " + ".join(map(str, self.batch_per_worker))
-
-    def balanced(self, batch_per_worker: tuple[int, ...], max_batch: int | None) -> "TrainPlan":
-        """Share each batch otherwise.
-
-        Args:
-            batch_per_worker: Samples of a full step by rank.
-            max_batch: Most samples that a worker puts through the model at once.
-        """
-        return replace(
-            self,
-            batch_per_worker=batch_per_worker,
-            micro_batches=count_micro_batches(max(batch_per_worker), max_batch),
-            is_balanced=True,
-        )
 
 
 def make_plan(
@@ -185,10 +160,8 @@ def describe_unlike_shares(plans: Sequence[TrainPlan]) -> str | None:
 _SYNCED = "synchronised BatchNorm (--sync-batchnorm, nn.SyncBatchNorm)"
 
 
-def check_plan(
-    plan: TrainPlan, options: DataOptions, *, sync_batchnorm: bool, optimizers: int
-) -> None:
-    """Refuse what can't be computed with this plan, or with one that is balanced later.
+def check_plan(plan: TrainPlan, *, sync_batchnorm: bool, optimizers: int) -> None:
+    """Refuse what can't be computed with this plan.
 
     Args:
         sync_batchnorm: Whether a BatchNorm takes its statistics over all workers: by
@@ -198,9 +171,8 @@ def check_plan(
         UsageError: Synchronised BatchNorm, or several optimizers, over batches cut into pieces; or
             synchronised BatchNorm where a worker may be without samples.
     """
-    in_pieces = options.balance and options.max_batch_per_worker is not None
     # Several optimizers: each update must come after all gradients of the batch.
-    if optimizers > 1 and (plan.micro_batches > 1 or in_pieces):
+    if optimizers > 1 and plan.micro_batches > 1:
         raise UsageError(
             "--max-batch-per-worker can't be combined with several optimizers: their gradients "
             "would be added up over the pieces of a batch before the first one updates"
@@ -225,11 +197,6 @@ def check_plan(
         )
     if not sync_batchnorm or workers == 1:
         return
-    if options.balance:
-        raise UsageError(
-            f"{_SYNCED} can't be combined with --balance: its statistics need samples of "
-            "every worker in every step"
-        )
     if not plan.steps_per_epoch and not plan.drop_last:
         raise UsageError(
             f"{_SYNCED} on a stream needs --drop-last: its last batch may have fewer samples "

@@ -16,7 +16,6 @@ from paceline.training.context import TrainingContext
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics
 from paceline.training.progress import describe_too_long
 from paceline.training.status_exchange import StopFlag, agree_on_pause
-from paceline.training.sync.base import GradientSync
 
 _TIMING_S = 2.0
 """For timing an evaluation by its first batches, at most, or one batch."""
@@ -34,7 +33,6 @@ class Validation:
     """Evaluates the models of a training. All methods are collective unless they say otherwise."""
 
     context: TrainingContext
-    sync: GradientSync
     note: StepNote
     stop_flag: StopFlag
 
@@ -49,7 +47,6 @@ class Validation:
         self.note.operation = EVALUATING
         with (
             context.buffer_averager.averaged_buffers(),
-            self.sync.averaged_weights(),
             context.components.evaluated_weights(),
             torch.no_grad(),
             eval_mode(context.components.model),

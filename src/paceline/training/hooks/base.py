@@ -29,9 +29,6 @@ class StepHook(ABC):
     isn't written takes no time in a step.
     """
 
-    needs_equal_weights = False
-    """Whether it makes no sense where each worker has weights of its own for some steps."""
-
     def setup(
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
@@ -116,13 +113,11 @@ class StepHooks:
         self.end_epoch: list[Callable[[EpochRow], None]] = []
         self.end_training: list[Callable[[int], None]] = []
         self.state_dict: list[Callable[[], Mapping[str, object]]] = []
-        self.needs_equal_weights = False
 
     def add(self, hook: StepHook) -> None:
         """Add a hook behind those that there are."""
-        self.needs_equal_weights |= hook.needs_equal_weights
         for name, methods in vars(self).items():
-            if isinstance(methods, list) and overrides(hook, StepHook, name):
+            if overrides(hook, StepHook, name):
                 methods.append(getattr(hook, name))
 
 

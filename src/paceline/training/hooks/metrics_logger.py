@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import final
 
 from paceline.files import storing
-from paceline.gradient_sync.worker_thread import WorkerThread
 from paceline.metrics.console import Advance, Communication, Console
 from paceline.metrics.counters import Totals
 from paceline.metrics.tensorboard import TensorBoardLog
@@ -42,6 +43,8 @@ _SAVED_ROWS = 1000
 """Rows that a snapshot holds: some 200 kB."""
 _KEPT_ROWS = 10_000
 """Rows that wait for room on a full disk; the oldest are given up."""
+_END_S = 2.0
+"""How long the end of a training waits for rows that are being written."""
 
 
 @final
@@ -84,6 +87,30 @@ class TableFile:
 
 
 @final
+class _WriterThread:
+    """Runs tasks in order on a background thread."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # A daemon: a disk may hang, and the process must be able to end.
+        self._thread = Thread(target=self._run, name="paceline-metrics", daemon=True)
+        self._thread.start()
+
+    def post(self, task: Callable[[], None]) -> None:
+        """Queue a task. Doesn't block; an error ends the thread."""
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """End the thread after all queued tasks; give up where that takes too long."""
+        self._tasks.put(None)
+        self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+
+@final
 class MetricsLogger(StepHook):
     """Records a row an epoch, and rows within epochs; only rank 0 shows and writes them."""
 
@@ -104,7 +131,7 @@ class MetricsLogger(StepHook):
         self._epochs: TableFile | None = None
         self._steps: TableFile | None = None
         self._tensorboard: TensorBoardLog | None = None
-        self._thread: WorkerThread | None = None
+        self._thread: _WriterThread | None = None
         if context.group.rank == 0:
             self._epochs = TableFile(context.run.metrics_csv, EPOCHS, context.console)
             self._steps = TableFile(context.run.steps_csv, STEPS, context.console)
@@ -124,7 +151,7 @@ class MetricsLogger(StepHook):
             if self._context.config.metrics.tensorboard:
                 events = run.path / "tensorboard"
                 self._tensorboard = TensorBoardLog(events, first_step=position.step)
-        self._thread = WorkerThread("paceline-metrics")
+        self._thread = _WriterThread()
 
     def _report_lost_rows(self, table: Path, begun: Begun) -> None:
         if begun.rebuilt:

@@ -41,12 +41,6 @@ class WorkerTimes:
     """What exchanges between the workers took, by steps done."""
     agreement_steps: int
     """Steps that these exchanges are of."""
-    averagings_s: Mapping[str, float]
-    """How long it waited for averages of weights, by steps done."""
-    averaging_steps: int
-    """Steps that these averages are of."""
-    syncing_s: float
-    """A step's share of what else there is to do for averages."""
     lap_data_s: float | None = None
     """How long it waited for a batch in steps between exchanges, of which each is timed; None
     where no such were."""
@@ -61,21 +55,8 @@ class WorkerTimes:
         return cls(**json.loads(text))
 
 
-def measure_worker(
-    step_profiler: StepProfiler,
-    host: str,
-    *,
-    averagings_s: Mapping[int, float],
-    averaging_steps: int,
-    syncing_s: float,
-) -> WorkerTimes:
-    """Say what a worker has to tell.
-
-    Args:
-        averagings_s: Waits for averages of weights, by steps done.
-        averaging_steps: How many steps these waits are of.
-        syncing_s: Of a step: what else there is to do for them.
-    """
+def measure_worker(step_profiler: StepProfiler, host: str) -> WorkerTimes:
+    """Collect this worker's step times."""
     laps, seen = step_profiler.laps()[-_LAPS:], step_profiler.samples()
     samples = list(seen.values())
     medians = {
@@ -89,9 +70,6 @@ def measure_worker(
         waits_s={str(step): sample.wait_s for step, sample in seen.items()},
         agreements_s={str(lap.until): lap.agreeing_s for lap in laps if lap.agreeing_s > 0},
         agreement_steps=max(1, sum(lap.steps for lap in laps)),
-        averagings_s={str(step): wait_s for step, wait_s in averagings_s.items()},
-        averaging_steps=averaging_steps,
-        syncing_s=syncing_s,
         lap_data_s=_usual_wait(laps),
     )
 
@@ -106,20 +84,17 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
 
     In a step whose gradients are exchanged all workers are through at the same time. So the one
     that waited least was the slowest, and its wait is the communication's; what the others waited
-    longer, they waited for it. So it is with averages of weights and with status exchanges, which
-    don't come in each step: they are shared out among the steps. Of exchanges each counts as the
-    usual one does, since the first ones, and some on a busy machine, take many times as long.
+    longer, they waited for it. So it is with status exchanges, which don't come in each step: they
+    are shared out among the steps, and each counts as the usual one does, since the first ones, and
+    some on a busy machine, take many times as long.
     """
     # Waits for gradients, of the steps that all workers have sampled.
     common = set(workers[0].waits_s).intersection(*(each.waits_s for each in workers[1:]))
     waits = [[each.waits_s[step] for each in workers] for step in common]
     exposed = median(min(step) for step in waits) if waits else 0.0
     waiting = median(fmean(step) - min(step) for step in waits) if waits else 0.0
-    # Waits for averages of weights and for status exchanges, shared out among the steps.
-    averagings = _apart([each.averagings_s for each in workers])
+    # Waits for status exchanges, shared out among the steps.
     agreements = _apart([each.agreements_s for each in workers])
-    exposed += sum(least for least, _ in averagings) / workers[0].averaging_steps
-    waiting += sum(more for _, more in averagings) / workers[0].averaging_steps
     often = len(agreements) / workers[0].agreement_steps
     agreeing_s = often * _median(least for least, _ in agreements)
     waiting += often * _median(more for _, more in agreements)
@@ -131,7 +106,7 @@ def parts_of(workers: Sequence[WorkerTimes], step_s: float) -> StepParts:
         "exposed": exposed,
         "waiting": waiting,
         "optimizer": fmean(each.optimizer_s for each in workers),
-        "other": fmean(each.other_s + each.syncing_s for each in workers) + agreeing_s,
+        "other": fmean(each.other_s for each in workers) + agreeing_s,
     }
     waited = [each.lap_data_s for each in workers if each.lap_data_s is not None]
     data_s = 0.0
@@ -180,21 +155,13 @@ def step_of(worker: WorkerTimes) -> Spread:
     return Spread(median=worker.total_s, low=worker.total_s, high=worker.total_s)
 
 
-def spread_of(laps: Sequence[Lap], *, by_mean: bool = False) -> Spread | None:
-    """Give the time of a step, each lap counting as often as it has steps; None without laps.
-
-    Args:
-        by_mean: Take the mean for the figure in the middle: where workers average every few steps
-            the median is a step in which none waits.
-    """
+def spread_of(laps: Sequence[Lap]) -> Spread | None:
+    """Give the time of a step, each lap counting as often as it has steps; None without laps."""
     if not laps:
         return None
     step_times = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)
-    middle = _quantile(step_times, 0.5)
-    if by_mean:
-        middle = sum(lap.seconds for lap in laps) / sum(lap.steps for lap in laps)
-    low, high = (_quantile(step_times, share) for share in (_LOW, _HIGH))
-    return Spread(median=middle, low=min(low, middle), high=max(high, middle))
+    low, middle, high = (_quantile(step_times, share) for share in (_LOW, 0.5, _HIGH))
+    return Spread(median=middle, low=low, high=high)
 
 
 def _quantile(times: Sequence[tuple[float, int]], share: float) -> float:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import Protocol, final
+from typing import final
 
 from paceline.distributed.group import Group
 from paceline.files import write_atomic
 from paceline.metrics.console import Communication
 from paceline.results.profile import EpochCosts, StepProfile
 from paceline.training.components import Components
-from paceline.training.hooks.base import StepHook
 from paceline.training.profiling.aggregation import (
     WorkerTimes,
     measure_worker,
@@ -29,8 +28,6 @@ from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement, Status
 from paceline.training.sync.base import GradientSync
 
-_KEPT = 256
-"""Waits for averages that are remembered."""
 _MIN_S = 2.0
 """Epochs shorter than this don't each write a profile."""
 
@@ -70,94 +67,12 @@ class _Sums:
         )
 
 
-class WeightAveraging(Protocol):
-    """Averages the workers' weights beside their steps."""
-
-    @property
-    def waited_s(self) -> float:
-        """How long this worker's steps have waited for averages so far."""
-
-    @property
-    def sent_bytes(self) -> float:
-        """What this worker has sent for averages so far, on the wire."""
-
-
-@dataclass(kw_only=True)
-class _AveragingCosts:
-    """What averages of weights cost this worker: waits, bytes, and work between steps. Local."""
-
-    source: WeightAveraging
-    waits_s: dict[int, float] = field(default_factory=dict)
-    """The newest waits for averages, by steps done."""
-    waits_from: int = 0
-    """Steps done before the first of them could have come."""
-    _noted_s: float = 0.0
-    """How much of `source.waited_s` they and those before come to."""
-    _exchanged_s: float = 0.0
-    _exchanged_bytes: float = 0.0
-    _between_s: float = 0.0
-    """Spent on averages between steps, since the method began."""
-    _steps: int = 0
-
-    def unexchanged_s(self) -> float:
-        """Give what has been waited since the last exchange."""
-        return self.source.waited_s - self._exchanged_s
-
-    def exchange(self, step: int) -> float:
-        """Take an exchange in.
-
-        Returns:
-            What has been sent since the one before, in bytes.
-        """
-        before, self._exchanged_bytes = self._exchanged_bytes, self.source.sent_bytes
-        self._note_wait(step)
-        self._exchanged_s = self._noted_s
-        return self._exchanged_bytes - before
-
-    def after_step(self, sync: GradientSync, step: int, *, waits_are_known: bool) -> None:
-        """Run the averaging after a step, and time it. Collective, as that is.
-
-        Args:
-            step: How many have been taken.
-            waits_are_known: Already; a GPU's only later.
-        """
-        begun_s, before_s = perf_counter(), self._noted_s
-        sync.after_step(step)
-        self._between_s += perf_counter() - begun_s
-        self._steps += 1
-        if waits_are_known:
-            self._note_wait(step)
-            self._between_s -= self._noted_s - before_s
-
-    def between_s(self) -> float:
-        """Give what is spent on averages after a step, waits aside."""
-        return max(0.0, self._between_s) / max(1, self._steps)
-
-    def end_pass(self) -> None:
-        """Leave out what was waited at the end of a pass: that is no step's."""
-        self._noted_s = self._exchanged_s = self.source.waited_s
-
-    def begin_method(self) -> None:
-        """Start measuring another method."""
-        self.waits_s, self._between_s, self._steps = {}, 0.0, 0
-
-    def _note_wait(self, step: int) -> None:
-        """Note what has been waited since the last time."""
-        so_far_s = self.source.waited_s
-        if so_far_s > self._noted_s:
-            self.waits_s[step] = self.waits_s.get(step, 0.0) + so_far_s - self._noted_s
-            self._noted_s = so_far_s
-            if len(self.waits_s) > _KEPT:
-                self.waits_from = next(iter(self.waits_s))
-                del self.waits_s[self.waits_from]
-
-
 @final
 @dataclass(kw_only=True)
 class Profiler:
     """Combines the workers' step times, and counts bytes sent over the network.
 
-    One object, since a profile is of steps, averages, evaluations and snapshots of the same time:
+    One object, since a profile is of steps, evaluations and snapshots of the same time:
     where a method changes or an epoch ends, all of them begin anew together.
     """
 
@@ -170,9 +85,6 @@ class Profiler:
     """The method that combines gradients."""
     wire_bytes: Callable[[], float] = float
     """Gives what this worker sends for a step's gradients: nothing until that is known."""
-    averaging: _AveragingCosts | None = None
-    """Of averages of weights, where something makes them."""
-    averages_s: list[float] = field(default_factory=list)
     evaluations_s: list[float] = field(default_factory=list)
     snapshots_s: list[float] = field(default_factory=list)
     _all: _Sums = field(default_factory=_Sums)
@@ -182,28 +94,7 @@ class Profiler:
     """Has begun, but no step of it has been done yet."""
     _is_mixed: bool = False
     """Whether a method began within the lap under way."""
-    _counted_steps: int | None = None
     _written_s: float | None = None
-
-    def begin_averaging(self, averaging: WeightAveraging) -> None:
-        """Count what averages of weights take and send, too. Local; before any of them."""
-        self.averaging = _AveragingCosts(source=averaging)
-
-    def close(self, step: int) -> float:
-        """End the sample under way, since an exchange begins. Local.
-
-        Args:
-            step: How many have been taken.
-
-        Returns:
-            How long this worker waits for communication in a step.
-        """
-        waited_s = self.step_profiler.close()
-        # Without averages of weights there is nothing to time.
-        if self.averaging is None or self._counted_steps is None:
-            return waited_s
-        steps = max(1, step - self._counted_steps)
-        return waited_s + self.averaging.unexchanged_s() / steps
 
     def count(
         self, agreed: Agreement, status: Status, steps: int, progress: TrainingProgress
@@ -222,9 +113,6 @@ class Profiler:
         if self.group.world_size == 1:
             return None
         sent = self.wire_bytes() * steps
-        if self.averaging is not None:
-            sent += self.averaging.exchange(step)
-        self._counted_steps = step
         self._lap = _Sums()
         self._lap.add(agreed, steps, sent)
         self._epoch.add(agreed, steps, sent)
@@ -261,7 +149,7 @@ class Profiler:
             self._change_method()
 
     def after_step(self, sync: GradientSync, step: int) -> None:
-        """Call the gradient synchronisation's `after_step`, and time it. Collective, as that is.
+        """Call the gradient synchronisation's `after_step`. Collective, as that is.
 
         Args:
             step: How many have been taken.
@@ -271,29 +159,7 @@ class Profiler:
             self.step_profiler.reset(step)
             self._is_mixed = True
             self._change_method()
-            if self.averaging is not None:
-                self.averaging.waits_from = step
-        if self.averaging is None:
-            sync.after_step(step)
-            return
-        if self.step_profiler.is_sampling:
-            self.step_profiler.mark("stepped")
-        self.averaging.after_step(sync, step, waits_are_known=not self.step_profiler.on_gpu)
-        if self.step_profiler.is_sampling:
-            self.step_profiler.mark("averaged")
-
-    def consensus(self, sync: GradientSync, step: int) -> None:
-        """Call the gradient synchronisation's `end_epoch`, and time it. Collective, as that is.
-
-        Args:
-            step: How many have been taken.
-        """
-        self.step_profiler.end_pass(step)
-        begun_s = perf_counter()
-        if sync.end_epoch():
-            self.averages_s.append(perf_counter() - begun_s)
-        if self.averaging is not None:
-            self.averaging.end_pass()
+        sync.after_step(step)
 
     @contextmanager
     def recording(self, progress: TrainingProgress) -> Iterator[None]:
@@ -330,14 +196,7 @@ class Profiler:
             The same on every worker but for the gradients, which are the worker's own; None where
             no step has been sampled.
         """
-        costs = self.averaging
-        own = measure_worker(
-            self.step_profiler,
-            socket.gethostname(),
-            averagings_s=costs.waits_s if costs else {},
-            averaging_steps=max(1, progress.state.step - (costs.waits_from if costs else 0)),
-            syncing_s=costs.between_s() if costs else 0.0,
-        )
+        own = measure_worker(self.step_profiler, socket.gethostname())
         workers = [WorkerTimes.from_json(text) for text in self.group.gather_texts(own.to_json())]
         return self._made(progress, workers) if any(each.steps for each in workers) else None
 
@@ -346,8 +205,6 @@ class Profiler:
         assert self._next_method is not None
         self.sync, self._next_method = self._next_method, None
         self._all = _Sums()
-        if self.averaging is not None:
-            self.averaging.begin_method()
 
     def _communication(self, sums: _Sums) -> Communication | None:
         if self.group.world_size == 1:
@@ -355,8 +212,7 @@ class Profiler:
         return sums.communication()
 
     def _made(self, progress: TrainingProgress, workers: list[WorkerTimes]) -> StepProfile:
-        averages = self.averaging is not None
-        step_s = spread_of(self.step_profiler.laps(), by_mean=averages) or step_of(workers[0])
+        step_s = spread_of(self.step_profiler.laps()) or step_of(workers[0])
         parts = parts_of(workers, step_s.median)
         gradients = self.step_profiler.gradients.arrivals(parts.backward)
         plan, total = progress.plan, self.total()
@@ -382,26 +238,8 @@ class Profiler:
                 evaluation_s=_usual(self.evaluations_s),
                 snapshot_s=_usual(self.snapshots_s),
                 loader_start_s=_usual(self.step_profiler.loader_starts_s),
-                averaging_s=_usual(self.averages_s),
             ),
         )
-
-
-@final
-class TimedSync(StepHook):
-    """Calls the gradient synchronisation's `after_step`, and measures its time."""
-
-    def __init__(self, profiler: Profiler, sync: GradientSync) -> None:
-        """Args:
-        profiler: Takes the time.
-        sync: Has an `after_step`.
-        """
-        self._profiler = profiler
-        self._sync = sync
-
-    def after_step(self, step: int) -> None:
-        """Collective, as that is."""
-        self._profiler.after_step(self._sync, step)
 
 
 def _usual(times_s: list[float]) -> float | None:

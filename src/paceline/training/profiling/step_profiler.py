@@ -225,16 +225,6 @@ class StepProfiler:
         seen = self._ordinary or dict(self._odd)
         return {step: _times_of(marks) for step, marks in seen.items()}
 
-    def end_pass(self, step: int) -> None:
-        """Note that a pass is over: what comes before the next exchange is none of its steps.
-
-        Args:
-            step: The one that is next.
-        """
-        self._end_sample()
-        self._end_lap(step, perf_counter(), 0.0)
-        self._lap_from = None
-
     def skip(self, step: int) -> None:
         """Leave out what has just been done besides the steps: a snapshot, an evaluation.
 

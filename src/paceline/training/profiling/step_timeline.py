@@ -10,13 +10,12 @@ import torch
 
 from paceline.data.batch import Batch
 
-_KINDS = ("data", "forward", "backward", "wait", "optimizer", "other", "average")
+_KINDS = ("data", "forward", "backward", "wait", "optimizer", "other")
 _ENDS: Mapping["StepEvent", str] = {
     "batch": "data",
     "backward": "forward",  # of a second model or the next piece too
     "sent": "other",
     "updated": "optimizer",
-    "averaged": "average",
 }
 """What happenings are the end of, whatever came before."""
 
@@ -33,8 +32,6 @@ StepEvent = Literal[
     "came",
     "gradients",
     "updated",
-    "stepped",
-    "averaged",
     "closed",
 ]
 """What is noted of a step.
@@ -42,17 +39,13 @@ StepEvent = Literal[
 asked: the next batch is asked for. batch: it is there. backward: a backward pass begins. piece: one
 ends whose gradients stay here. computed: autograd has gone through its graph. sent: what a method
 has computed of the gradients itself is on its way. came: it is there, of all workers. gradients:
-they are those of all workers. updated: an optimizer's step is done. stepped: averages of weights
-are due now. averaged: that is done. closed: the step is over.
+they are those of all workers. updated: an optimizer's step is done. closed: the step is over.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSample:
-    """What one worker spent a step on, in seconds; together they are the step.
-
-    But for averages of weights: their time is taken in every step.
-    """
+    """What one worker spent a step on, in seconds; together they are the step."""
 
     data_s: float = 0.0
     """Waiting for the batch; of a GPU: idle, or copying and preparing it."""

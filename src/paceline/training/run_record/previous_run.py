@@ -25,7 +25,6 @@ FREE = frozenset(
     "allow_different_hardware",
     "deterministic",
     "cudnn_benchmark",
-    "cuda_graphs",
     "fused",
 }
 """Options that don't change what is trained, or in what is announced as another way to the same

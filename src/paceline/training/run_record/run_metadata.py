@@ -23,7 +23,6 @@ from paceline.results.run_directory import RUN_FORMAT, RunDirectory
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.components import cuts_at_buckets
 from paceline.training.config import TrainRequest
-from paceline.training.cuda_graphs import why_no_graphs
 from paceline.training.engine import Engine
 from paceline.training.hooks.base import ADDED_HOOKS
 from paceline.training.options import LoopOptions
@@ -116,7 +115,6 @@ def summarize(engine: Engine, recipe: str) -> dict[str, object]:
         "nodes": group.placement.nodes,
         "shards": context.division.parts,
         "sync": method_of(context.config),
-        "sync_chosen": engine.sync.chosen,
         "global_batch": plan.global_batch if plan else None,
         "epochs": state.epoch,
         "steps": state.step,
@@ -191,11 +189,9 @@ def opening_lines(engine: Engine, description: Mapping[str, object], run: RunDir
     if context.config.loop.ema is not None:
         lines.append(f"  ema       decay {context.config.loop.ema:g}, evaluated and exported")
     lines += _target_line(context.config.loop)
-    if method_of(context.config) not in ("allreduce", "ordered"):
+    if derived["sync"] not in ("allreduce", "ordered"):
         lines.append(f"  sync      {derived['sync']}")
     lines += _compile_line(engine)
-    if context.graph_switch is not None:
-        lines.append(f"  graphs    {context.graph_switch.label}")
     # Where the run is kept, and the step it goes on from.
     each = "" if context.shared else " here; each other node keeps its own"
     lines.append(f"  run       {run.path}{each}")
@@ -216,35 +212,30 @@ def _target_line(loop: LoopOptions) -> list[str]:
 def _kernels_line(engine: Engine) -> list[str]:
     """Say what was chosen on a GPU, and what would be faster. Empty on CPUs."""
     context = engine.context
-    group, options, exact = context.group, context.config.compute, context.division.is_fixed
+    group, exact = context.group, context.division.is_fixed
     kernels = describe_kernels(group.device)
     if not kernels:
         return []
     first_groups = [optimizer.param_groups[0] for optimizer in context.components.optimizers]
     kernels += ", fused optimizer" if any(first.get("fused") for first in first_groups) else ""
     faster = []
-    if options.precision == "fp32" and not exact and has_bf16(group.device):
+    if context.config.compute.precision == "fp32" and not exact and has_bf16(group.device):
         faster.append("--precision bf16")
     # A script's own, for which nobody has chosen; those that we build have `foreach` set.
     if not exact and features(group.device).has_fused and any(map(_could_be_fused, first_groups)):
         faster.append("fused=True in the optimizer")
-    tips = [f"faster: {', '.join(faster)}"] if faster else []
-    shards = context.division.parts if exact else None
-    if options.cuda_graphs == "off" and why_no_graphs(options, shards, group) is None:
-        tips.append("perhaps faster: --cuda-graphs auto")
-    return ["; ".join([f"  kernels   {kernels}", *tips])]
+    tip = f"; faster: {', '.join(faster)}" if faster else ""
+    return [f"  kernels   {kernels}{tip}"]
 
 
 def _compile_line(engine: Engine) -> list[str]:
     """Say whether models are compiled; empty where nobody asks for it."""
-    context = engine.context
-    if context.compile_switch is not None:
-        return [f"  compile   {context.compile_switch.label}"]
-    options = context.config.compute
+    context, options = engine.context, engine.context.config.compute
     if not options.compile:
         return []
     cuts = cuts_at_buckets(options, context.group, exact=context.division.is_fixed)
-    return ["  compile   on" + (", cut where buckets of gradients end" if cuts else "")]
+    mode = options.compile_mode or "on"
+    return [f"  compile   {mode}" + (", cut where buckets of gradients end" if cuts else "")]
 
 
 def _could_be_fused(first: Mapping[str, object]) -> bool:
@@ -331,8 +322,6 @@ def _worker_sizes(batches: tuple[int, ...]) -> str:
 def _derived(engine: Engine) -> dict[str, object]:
     context = engine.context
     config, group, model = context.config, context.group, context.components.model
-    switch = context.compile_switch
-    graphs = context.graph_switch
     return {
         "world_size": group.world_size,
         "nodes": group.placement.nodes,
@@ -342,9 +331,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
-        "sync": engine.sync.label or describe_method(config),
-        **({} if switch is None else {"compile": switch.label}),
-        **({} if graphs is None else {"cuda_graphs": graphs.label}),
+        "sync": describe_method(config),
         "threads": torch.get_num_threads(),
         "snapshots_written": "once" if context.shared else "once on each node",
         "val_samples": context.progress.val_samples,

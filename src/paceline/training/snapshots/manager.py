@@ -30,7 +30,7 @@ from paceline.training.snapshots.per_worker_states import RankState, gather_stat
 from paceline.training.snapshots.script_state import same_values
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
-from paceline.training.sync.base import ON_AVERAGE, GradientSync, SyncState, were_apart
+from paceline.training.sync.base import GradientSync, SyncState
 from paceline.training.sync.validation import method_of
 
 
@@ -91,7 +91,7 @@ class SnapshotManager:
         """Copy the training's state and have it written in the background.
 
         Local to the worker, since what is needed of the others came with the exchange; collective
-        where weights may differ, and where each worker has states of its own.
+        where each worker has states of its own.
 
         Args:
             agreed: Of this step, with the statistics of all parts.
@@ -114,11 +114,11 @@ class SnapshotManager:
             return
         # Tensors by group: models, optimizers, the script's own objects, the sync method, averages.
         tensors: dict[str, Mapping[str, Tensor]] = {
-            "model": self._model_tensors(model, agreed.more) | dict(sync.model),
+            "model": self._model_tensors(model, agreed.more),
             "workers": {"buffers": agreed.more},
         }
         with self._components.options_to_save():
-            optimizers = self._optimizer_state(named, sync, tensors)
+            optimizers = self._optimizer_state(named, tensors)
         others: dict[str, Tensor] = {}
         saved = self._components.encoded_states(others)
         if others:
@@ -143,7 +143,7 @@ class SnapshotManager:
                 "optimizers": optimizers,
                 "others": saved,
                 "own": dict(own.values),
-                "scaler": sync.scaler or (scaler.state_dict() if scaler else None),
+                "scaler": scaler.state_dict() if scaler else None,
                 "sync": {"method": self._method, "values": dict(sync.values)},
                 "world_size": self._group.world_size,
                 "parts": self._context.division.parts,
@@ -212,15 +212,12 @@ class SnapshotManager:
         self._note.snapshot_s = self._copied_s + seconds
 
     def _check_finite(self, named: Sequence[tuple[str, nn.Parameter]], step: int) -> None:
-        """Refuse weights that aren't finite. Collective where weights may differ.
+        """Check that the weights are finite.
 
         Raises:
-            NonFiniteLossError: A weight is NaN or infinite; on every worker.
+            NonFiniteLossError: A weight is NaN or infinite; on every worker, as all have the same.
         """
-        finite = are_finite([parameter.detach() for _, parameter in named])
-        if self._sync.weights_may_differ:
-            finite = bool(self._group.gather_rows(torch.tensor([finite], dtype=torch.uint8)).all())
-        if not finite:
+        if not are_finite([parameter.detach() for _, parameter in named]):
             raise NonFiniteLossError(
                 f"the weights became NaN or infinite by step {step}. {self.advice()}"
             )
@@ -228,16 +225,12 @@ class SnapshotManager:
     def _optimizer_state(
         self,
         named: Sequence[tuple[str, nn.Parameter]],
-        sync: SyncState,
         tensors: dict[str, Mapping[str, Tensor]],
     ) -> list[object]:
         """Add each optimizer's tensors to those of the snapshot; returns its other values."""
         optimizers: list[object] = []
         for number, optimizer in enumerate(self._components.optimizers):
             slots, values = flatten_optimizer(optimizer, named)
-            if sync.optimizers:
-                common = sync.optimizers[number]
-                slots, values = dict(common.tensors), dict(common.values)
             tensors[_optimizer_file(number)] = slots
             optimizers.append(values)
         return optimizers
@@ -264,9 +257,8 @@ class SnapshotManager:
 
     def fingerprint(self) -> str:
         """Hash the model's weights, with the running statistics averaged. Collective."""
-        with self._sync.averaged_weights():
-            tensors = self._model_tensors(self._components.model, self._buffer_averager.gathered())
-            return weights_sha256(tensors)
+        rows = self._buffer_averager.gathered()
+        return weights_sha256(self._model_tensors(self._components.model, rows))
 
     def state_fingerprint(self) -> str:
         """Hash the rest: optimizers' state and the running statistics of all parts. Collective."""
@@ -350,11 +342,10 @@ class SnapshotManager:
     def take_reload(self) -> Reload | None:
         """Give what puts the tensors of the snapshot that was gone back to in place once more.
 
-        None at an epoch's boundary, and where each worker has weights of its own. The snapshot's
-        memory is kept as long as this is.
+        None at an epoch's boundary. The snapshot's memory is kept as long as this is.
         """
         snapshot, self._restored = self._restored, None
-        if snapshot is None or self._sync.weights_may_differ:
+        if snapshot is None:
             return None
         # Each worker's own, which aren't the snapshot's average of them; others are in no snapshot.
         saved = dict(snapshot.tensors.get("model", {}))
@@ -430,8 +421,6 @@ class SnapshotManager:
             found = {"method": "ordered" if self._context.division.is_fixed else "allreduce"}
         saved = require_mapping(found)
         values = require_mapping(saved.get("values", {}))
-        if were_apart(values) and saved.get("method") != now:
-            self._report(ON_AVERAGE)
         if saved.get("method") != now:
             self._report(
                 f"The snapshot was written with --sync {saved.get('method')}; from here on it is "

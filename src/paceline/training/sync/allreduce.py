@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import final
 
-import torch
 from torch import Tensor
 
 from paceline.data.batch import Batch
@@ -19,51 +18,22 @@ from paceline.training.sync.base import GradientSync
 class ReplicaSync(GradientSync):
     """Leaves it to each model's `Replica` to average its gradients during the backward pass."""
 
-    def __init__(self, context: TrainingContext, compression: Compression | None = None) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         """Args:
         context: Of the training.
-        compression: What gradients travel in; by default they do as they are.
         """
         self.context = context
-        self.compression = compression
         self.replicas = context.replicas
         self._optimizer_step, self._step_profiler = (
             context.optimizer_step,
             context.optimizer_step.step_profiler,
         )
         self._workers = context.group.world_size
-        self._in_memory: list[NodeAverage] = []
-
-    def setup(self, step: int) -> None:
-        """Settle what the gradients travel in."""
-        for replica in self.replicas:
-            replica.compression = self.compression
-
-    def share_memory(self) -> None:
-        """Average in memory where all workers are on one node, and have no GPUs. Collective."""
-        for replica in self.replicas:
-            memory = connect_node(self.context.group)
-            if memory is not None:
-                averager = NodeAverage(memory, replica.module)
-                replica.defer_to(averager)
-                self._in_memory.append(averager)
-
-    def leave_memory(self) -> None:
-        """Go back to DistributedDataParallel. Called alike on all workers, between two steps."""
-        for replica in self.replicas if self._in_memory else ():
-            replica.defer_to(None)
-        self.close()
-
-    def close(self) -> None:
-        """Leave the node's other workers."""
-        for averager in self._in_memory:
-            averager.release()
-        self._in_memory = []
 
     def backward(self, loss: Tensor, batch: Batch | None, *, more: bool = False) -> None:
         """Average gradients, weighted by samples."""
         if batch is None:
-            self._optimizer_step.begin_alone()
+            self._optimizer_step.has_stepped_alone = True
             self._optimizer_step.run_backward(loss, 1.0, completes=True)
         else:
             # The workers' gradients are averaged, not summed.
@@ -88,25 +58,33 @@ class ReplicaSync(GradientSync):
 
 @final
 class AllReduceSync(ReplicaSync):
-    """Averages all gradients in every step, in full or rounded on the way.
+    """Averages all gradients in every step, in full or rounded to bfloat16 on the way.
 
     In full they go through memory where all workers are on one node, and have no GPUs.
     """
 
-    weights_may_differ = False
+    def __init__(self, context: TrainingContext) -> None:
+        """Args:
+        context: Of the training.
+        """
+        super().__init__(context)
+        self._in_memory: list[NodeAverage] = []
 
     def setup(self, step: int) -> None:
-        """Settle how the gradients travel. Collective."""
-        super().setup(step)
-        if self.compression is None and self._workers > 1:
-            self.share_memory()
+        """Choose how the gradients travel. Collective."""
+        if self.context.config.sync.sync_precision == "bf16":
+            for replica in self.replicas:
+                replica.compression = Compression()
+            return
+        for replica in self.replicas if self._workers > 1 else ():
+            memory = connect_node(self.context.group)
+            if memory is not None:
+                averager = NodeAverage(memory, replica.module)
+                replica.defer_to(averager)
+                self._in_memory.append(averager)
 
-
-def average_in_bf16(context: TrainingContext) -> AllReduceSync:
-    """Average gradients that travel with 8 bits of fraction."""
-    return AllReduceSync(context, Compression(torch.bfloat16))
-
-
-def average_in_fp16(context: TrainingContext) -> AllReduceSync:
-    """Average gradients that travel with 11 bits of fraction."""
-    return AllReduceSync(context, Compression(torch.float16))
+    def close(self) -> None:
+        """Leave the node's other workers."""
+        for averager in self._in_memory:
+            averager.release()
+        self._in_memory = []

@@ -7,19 +7,12 @@ kind is made from a `TrainingContext` before there are models, one on every work
 # ruff: noqa: B027  # hooks aren't abstract: those that aren't written do nothing
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from paceline.data.batch import Batch
-from paceline.training.snapshots.per_worker_states import RankState
-
-ON_AVERAGE = (
-    "Each worker had weights of its own where the snapshot was taken. These workers, or options of "
-    "--sync, are others: all continue from the average"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,37 +23,15 @@ class SyncState:
     """On the CPU or the device. What is each worker's own has a first dimension of ranks."""
     values: Mapping[str, object] = field(default_factory=dict)
     """JSON; alike on all workers."""
-    model: Mapping[str, Tensor] = field(default_factory=dict)
-    """Where each worker has weights of its own: those that stand for all, by their names."""
-    optimizers: Sequence[RankState] = ()
-    """Likewise of each optimizer: as `flatten_optimizer` gives it."""
-    scaler: Mapping[str, object] | None = None
-    """Likewise of the loss scaler."""
-
-
-def were_apart(values: Mapping[str, object]) -> bool:
-    """Tell by a snapshot's `SyncState.values` whether each worker had weights of its own."""
-    inner = values.get("local", values)  # --sync auto puts them there
-    return isinstance(inner, Mapping) and bool(inner.get("round"))
 
 
 class GradientSync(ABC):
-    """Combines the workers' gradients, or their weights where each trains on its own.
+    """Combines the workers' gradients.
 
     Every method is called alike on all workers, in the same order, and may be collective where it
     says so. `backward` has to be written; the others do nothing until they are. What isn't
     written takes no time in a step.
     """
-
-    weights_may_differ = True
-    """Whether workers can have other weights than each other, if only by a fault. Where they can't,
-    snapshots look at one worker's alone."""
-    label: str | None = None
-    """How one line describes it, where the options don't say."""
-    chosen: str | None = None
-    """Name of the method that it has come to, where it chooses one."""
-    is_measuring = False
-    """Whether it times steps, to choose by: whoever else would has to wait."""
 
     def setup(self, step: int) -> None:
         """Begin: models and optimizers are complete, and `load_state_dict` has been. Collective.
@@ -72,7 +43,7 @@ class GradientSync(ABC):
     def begin_step(self, step: int, batch: Batch | None) -> None:
         """A batch is about to be given to the script, as for `StepHook.begin_step`, before others.
 
-        Collective with the first batch of a pass over the training data.
+        Local to the worker.
         """
 
     @abstractmethod
@@ -96,18 +67,6 @@ class GradientSync(ABC):
             step: Optimizer steps done.
         """
 
-    def end_epoch(self) -> bool:
-        """A pass over the training data is over: make all workers' weights the same. Collective.
-
-        Returns:
-            Whether there was anything to do.
-        """
-        return False
-
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Put weights that stand for all workers' into the models, to evaluate. Collective."""
-        return nullcontext()
-
     def state_dict(self) -> SyncState:
         """Collect all workers' state for a snapshot. Collective.
 
@@ -125,7 +84,7 @@ class GradientSync(ABC):
         Returns:
             What the user should know, or nothing.
         """
-        return ON_AVERAGE if were_apart(state.values) else ""
+        return ""
 
     def close(self) -> None:
         """The training is over, or has failed: end what was begun. Local to the worker."""

@@ -26,8 +26,6 @@ class OrderedSync(GradientSync):
     generators alike.
     """
 
-    weights_may_differ = False
-
     def __init__(self, context: TrainingContext) -> None:
         """Args:
         context: Of the training; its models may grow until the first step.

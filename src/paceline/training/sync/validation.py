@@ -4,7 +4,6 @@ Imports no torch.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from paceline.distributed.options import FEW_OPERATIONS
 from paceline.distributed.work_division import Division
@@ -48,9 +47,7 @@ def check_method(config: TrainConfig) -> None:
     for name, value in _settings(config.sync).items():
         if value != _DEFAULTS[name] and name not in entry.options:
             raise _without_effect(name, method)
-    refuse_backend(method, config.dist.backend)
-    if entry.own_weights:
-        _check_own_weights(config, method)
+    refuse_backend(config.sync, config.dist.backend)
 
 
 def check_reproducible(config: TrainConfig, world_size: int) -> None:
@@ -82,10 +79,10 @@ def check_reproducible(config: TrainConfig, world_size: int) -> None:
             "--shards can't be combined with --time-budget: the schedule would follow the clock, "
             "and with it the result. Give --epochs (--time-budget none where a recipe sets one)"
         )
-    if config.compute.compile == "auto":
+    if config.compute.times_kernels:
         raise UsageError(
-            "--shards can't be combined with --compile auto: what is compiled would follow the "
-            "clock, and with it the bits. Give --compile or --no-compile"
+            f"--shards can't be combined with --compile-mode {config.compute.compile_mode}: "
+            "kernels would follow the clock, and with them the bits. Leave it out"
         )
     if config.compute.cudnn_benchmark:
         raise UsageError(
@@ -104,16 +101,6 @@ def check_every(config: TrainConfig) -> int:
     if config.loop.check_every is not None:
         return config.loop.check_every
     return 0 if config.data.shards is None else CHECK_EVERY
-
-
-def has_alike_weights(config: TrainConfig) -> bool:
-    """Tell whether weights are equal on all workers, so that they can be compared by default.
-
-    Not where a way of combining may be chosen that leaves each worker its own.
-    """
-    method = method_of(config)
-    may_be_apart = method == "auto" or sync_methods()[method].own_weights
-    return config.loop.check_every is None and not may_be_apart
 
 
 def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
@@ -155,26 +142,18 @@ def _without_effect(name: str, method: SyncMethod) -> UsageError:
     )
 
 
-def refuse_backend(method: SyncMethod, backend: str) -> None:
-    """Refuse a way of combining gradients that a backend can't carry. Pure.
+def refuse_backend(options: SyncOptions, backend: str) -> None:
+    """Check that a backend can carry what gradients travel in. Pure.
 
     Raises:
         UsageError: It lacks half precision.
     """
-    if backend in FEW_OPERATIONS and sync_methods()[method].sends_half:
+    if backend in FEW_OPERATIONS and options.sync_precision != "fp32":
         raise UsageError(
-            f"--sync {method} can't be combined with --backend {backend}, which carries no half "
-            "precision. Use --sync allreduce, powersgd or local, or --backend nccl or gloo"
+            f"--sync-precision {options.sync_precision} can't be combined with --backend "
+            f"{backend}, which carries no half precision. Leave it out, use --sync powersgd, or "
+            "--backend nccl or gloo"
         )
-
-
-def may_choose(config: TrainConfig, method: SyncMethod) -> bool:
-    """Tell whether a method can be combined with the other options, for `--sync auto`. Pure."""
-    try:
-        check_method(replace(config, sync=replace(config.sync, sync=method)))
-    except UsageError:
-        return False
-    return True
 
 
 def warmup_steps(config: TrainConfig, steps_per_epoch: int | None) -> int:
@@ -185,47 +164,9 @@ def warmup_steps(config: TrainConfig, steps_per_epoch: int | None) -> int:
 
 def describe_method(config: TrainConfig) -> str:
     """Describe the `--sync` method, such as `powersgd of rank 4`. Pure."""
-    return describe_options(replace(config.sync, sync=method_of(config)))
-
-
-def describe_options(options: SyncOptions) -> str:
-    """Say what these come to. Pure."""
-    entry = sync_methods()[options.sync or "allreduce"]
-    said = entry.label.format(**{**vars(options), "sync": options.sync or "allreduce"})
-    if "sync_every" not in entry.options:
-        return said
-    parts = f" in {options.sync_parts} parts" if options.sync_parts > 1 else ""
-    outer = f", outer learning rate {options.outer_lr:g} and momentum {options.outer_momentum:g}"
-    return (
-        f"{said}, averaged every {options.sync_every} steps{parts} in {options.sync_precision}, "
-        f"{options.delay} steps late{outer if 'outer_lr' in entry.options else ''}"
-    )
-
-
-def _check_own_weights(config: TrainConfig, method: SyncMethod) -> None:
-    """Refuse what needs workers that are alike, or that talk, in every step."""
-    if config.loop.check_every:
-        raise UsageError(
-            f"--check-every compares the workers' weights, and with --sync {method} each worker "
-            "has its own between two averages. Leave one of the two out"
-        )
-    if config.loop.ema is not None:
-        raise UsageError(
-            f"--ema (s.ema) averages over the steps of one training, and with --sync {method} each "
-            "worker has weights of its own between two averages. Leave one of the two out"
-        )
-    if config.compute.sync_batchnorm:
-        raise UsageError(
-            f"--sync-batchnorm exchanges statistics in every step, which --sync {method} is there "
-            "to avoid. Leave one of the two out, or use a model with GroupNorm"
-        )
-    few, precision = config.dist.backend in FEW_OPERATIONS, config.sync.sync_precision
-    if few and precision != "fp32":
-        raise UsageError(
-            f"--sync-precision {precision} can't be combined with --backend "
-            f"{config.dist.backend}, which has no all-to-all. Use --sync-precision fp32, or "
-            "--backend nccl or gloo"
-        )
+    options, method = config.sync, method_of(config)
+    described = sync_methods()[method].label.format(**{**vars(options), "sync": method})
+    return described if options.sync_precision == "fp32" else f"{described} in bf16"
 
 
 def _settings(options: SyncOptions) -> dict[str, OptionValue]:

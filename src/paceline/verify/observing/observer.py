@@ -379,8 +379,6 @@ def _numbers(tensor: Tensor) -> tuple[float, ...]:
 class SessionHook(StepHook):
     """Notes for an observer what Paceline's own session trains."""
 
-    needs_equal_weights = True
-
     def __init__(self, observer: Observer) -> None:
         """Args:
         observer: Of this worker.

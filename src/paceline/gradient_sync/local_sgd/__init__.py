@@ -1,1 +1,0 @@
-"""Local SGD: workers train independently, and average their weights every few steps."""

@@ -97,7 +97,6 @@ def test_parameters_equal_plain_ddp_after_50_steps(
         "epochs": EPOCHS,
         "global_batch": BATCH,
         "optimizer": optimizer,
-        "memory_format": "contiguous",
         **keywords,  # type: ignore[dict-item]  # numbers and booleans
     }
 

@@ -113,7 +113,6 @@ def test_resumes_at_the_edges_of_an_epoch_change_no_bit(world_size: int, tmp_pat
         {"precision": "fp16"},
         {"max_batch_per_worker": 3},
         {"global_batch": 16, "drop_last": True, "max_batch_per_worker": 3},
-        slow({"memory_format": "contiguous"}),
     ],
     ids=lambda s: "-".join(s),
 )

@@ -49,6 +49,7 @@ def cifar10_wideresnet(
     train, test = load_cifar10(data_dir, download=download, report=print)
     return Job(
         model=WideResNet(3, width=width, dropout=dropout),
+        channels_last=True,
         train=replace(train, mean=_HALF, std=_HALF),
         validation=replace(test, mean=_HALF, std=_HALF),
         augment=_augmentation() if augment else (),

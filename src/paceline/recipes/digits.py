@@ -35,4 +35,6 @@ def digits(*, dropout: float = 0.2, shift: int = 1) -> "Job":
 
     train, test = load_digits()
     augment = (RandomShift(shift),) if shift else ()
-    return Job(model=DigitsNet(dropout), train=train, validation=test, augment=augment)
+    return Job(
+        model=DigitsNet(dropout), channels_last=True, train=train, validation=test, augment=augment
+    )

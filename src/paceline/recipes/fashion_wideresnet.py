@@ -35,4 +35,9 @@ def fashion_wideresnet(
     from paceline.training.job import Job
 
     train, test = load_fashion_mnist(data_dir, download=download, report=print)
-    return Job(model=WideResNet(width=width, dropout=dropout), train=train, validation=test)
+    return Job(
+        model=WideResNet(width=width, dropout=dropout),
+        channels_last=True,
+        train=train,
+        validation=test,
+    )

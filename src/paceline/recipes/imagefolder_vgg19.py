@@ -76,6 +76,7 @@ def imagefolder_vgg19(
     evaluated = _middle(_side(train), size, data_dir)
     return Job(
         model=_build(model, weights, train.num_classes, hidden, size),
+        channels_last=True,
         train=train,
         validation=splits["val"],
         test=splits.get("test"),

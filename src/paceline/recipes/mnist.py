@@ -24,4 +24,4 @@ def mnist(*, data_dir: Path = _DATA, download: bool = True) -> "Job":
     from paceline.training.job import Job
 
     train, test = load_mnist(data_dir, download=download, report=print)
-    return Job(model=MnistCnn(), train=train, validation=test, loss="nll")
+    return Job(model=MnistCnn(), channels_last=True, train=train, validation=test, loss="nll")

@@ -42,6 +42,7 @@ def stl10_resnet18(*, data_dir: Path = _DATA, download: bool = True, size: int =
     resize = (Resize((size, size)),)
     return Job(
         model=torchvision.models.resnet18(weights=None, num_classes=train.num_classes),
+        channels_last=True,
         train=replace(train, mean=_HALF, std=_HALF),
         validation=replace(test, mean=_HALF, std=_HALF),
         augment=resize,

@@ -44,6 +44,7 @@ def synthetic(
     shape = {"channels": channels, "height": size, "width": size, "classes": classes}
     return Job(
         model=_torchvision_model(model, classes),
+        channels_last=True,
         train=synthetic_images(samples, seed=1, **shape),
         validation=synthetic_images(val_samples, seed=2, **shape),
     )

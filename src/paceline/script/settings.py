@@ -74,10 +74,6 @@ class SessionSettings(TypedDict, total=False):
     """Arithmetic of the forward and backward pass: bf16 and fp16 use autocast, fp16 with a loss
     scaler; weights stay in fp32."""
 
-    memory_format: Literal["auto", "contiguous", "channels-last"]
-    """Layout of images and of convolutions' weights. auto: channels-last where the model has
-    convolutions over images (faster on CPUs and GPUs), else contiguous."""
-
     tf32: Literal["auto", "off", "convolutions", "on"]
     """Whether NVIDIA GPUs may multiply fp32 numbers in TF32 (10 bits of fraction instead of 23,
     several times as fast): off; convolutions alone; on, in matrix products too. auto: as

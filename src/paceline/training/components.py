@@ -60,7 +60,7 @@ class Components:
     """What the script's loop had set when an epoch's batches came to their end, until the epoch's
     does."""
     channels_last: bool = False
-    """Whether images and convolutions are laid out channels-last."""
+    """Whether a recipe has its images and convolutions laid out channels-last."""
     unseeded: list[str] = field(default_factory=list)
     """Names of models whose first weights were drawn without a seed, before the session."""
     _looks_for_schedulers: bool = True
@@ -333,17 +333,8 @@ class ResumedState:
     reload: Reload | None
 
 
-def takes_channels_last(module: nn.Module, options: ComputeOptions) -> bool:
-    """Tell whether a network's images are laid out channels-last: by the options, or if faster."""
-    if options.memory_format != "auto":
-        return options.memory_format == "channels-last"
-    return any(isinstance(child, nn.Conv2d) for child in module.modules())
-
-
-def place_model(
-    module: nn.Module, options: ComputeOptions, group: Group, *, channels_last: bool
-) -> nn.Module:
-    """Bring a module to the group's device, laid out and normalising as the options ask for.
+def place_model(module: nn.Module, options: ComputeOptions, group: Group) -> nn.Module:
+    """Bring a module to the group's device, normalising as the options ask for.
 
     Parameters stay the objects they are. Only a module that is itself a BatchNorm is replaced.
 
@@ -357,8 +348,6 @@ def place_model(
     if features(group.device).has_nondeterministic and refuses_nondeterministic():
         refuse_nondeterministic(module)
     module.to(group.device)
-    if channels_last:
-        module.to(memory_format=torch.channels_last)
     if options.sync_batchnorm and group.world_size > 1:
         by_sum = group.has_few_operations or group.backend == "gloo"
         return synchronise_batchnorm(module, group.device, by_sum=by_sum)

@@ -7,7 +7,6 @@ from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
 
 Precision = Literal["fp32", "bf16", "fp16"]
-MemoryFormat = Literal["auto", "contiguous", "channels-last"]
 CompileMode = Literal["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Tf32 = Literal["auto", "off", "convolutions", "on"]
 BestBy = Literal["val_accuracy", "val_loss"]
@@ -85,10 +84,6 @@ class ComputeOptions:
     precision: Precision = "fp32"
     """Arithmetic of the forward and backward pass: bf16 and fp16 use autocast, fp16 with a loss
     scaler; weights stay in fp32."""
-
-    memory_format: MemoryFormat = "auto"
-    """Layout of images and of convolutions' weights. auto: channels-last where the model has
-    convolutions over images (faster on CPUs and GPUs), else contiguous."""
 
     tf32: Tf32 = "auto"
     """Whether NVIDIA GPUs may multiply fp32 numbers in TF32 (10 bits of fraction instead of 23,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 from paceline.data.batch import as_pair
@@ -63,6 +64,9 @@ def prepare(session: Session, job: Job) -> RecipeTraining:
     """
     config, engine = session.config, session.engine
     # Model and data.
+    if job.channels_last:
+        job.model.to(memory_format=torch.channels_last)
+        engine.context.components.channels_last = True
     model = session.model(job.model).train()
     train = session.loader(job.train, augment=job.augment)
     validation = session.eval_loader(job.validation, evaluate_with=job.evaluate_with)

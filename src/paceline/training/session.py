@@ -32,7 +32,7 @@ from paceline.training.batches.sources import (
     make_source,
     shuffles,
 )
-from paceline.training.components import forward_of, place_model, takes_channels_last
+from paceline.training.components import forward_of, place_model
 from paceline.training.config import TrainConfig, compare_given
 from paceline.training.engine import Engine
 from paceline.training.evaluation.distributed_mean import BatchMetrics, Metrics, average
@@ -133,9 +133,8 @@ class Session:
         components.check_name(name)
         if self._seeded is not None and torch.equal(self._seeded, torch.get_rng_state()):
             components.unseeded.append(name)  # nothing has been drawn since: it was built before
-        layout, context = takes_channels_last(module, compute), self._context
-        components.channels_last |= layout
-        ready = place_model(module, compute, context.group, channels_last=layout)
+        context = self._context
+        ready = place_model(module, compute, context.group)
         forward = forward_of(ready, compute, context.group, exact=context.division.is_fixed)
         context.replicas.append(Replica(ready, context.group, forward))
         components.models[name] = ready

@@ -21,7 +21,7 @@ from paceline.errors import JobError
 from paceline.options.fields import OptionValue
 from paceline.results.run_directory import RunDirectory
 from paceline.training.batches.sources import describe_data, make_source
-from paceline.training.components import autocast, takes_channels_last
+from paceline.training.components import autocast
 from paceline.training.evaluation.distributed_mean import Metrics, average
 from paceline.training.evaluation.validation import eval_mode
 from paceline.training.job import Job, LossFunction
@@ -101,14 +101,17 @@ def evaluate_run(
     device = pick_device(DistOptions(device=device_kind), Placement())
     group = Group(Placement(), device, "none")
     # Memory format as in training; then the snapshot's weights.
-    layout = takes_channels_last(job.model, config.compute)
-    if layout:
+    if job.channels_last:
         job.model.to(memory_format=torch.channels_last)
     of_model = snapshot.tensors.get("model", {})
     load_weights(job.model, evaluated_weights(snapshot.tensors) if ema else of_model)
     # Every validation sample once, with the loss as it is without label smoothing.
     source = make_source(
-        describe_data(job.validation), config, group, layout, evaluate_with=job.evaluate_with
+        describe_data(job.validation),
+        config,
+        group,
+        job.channels_last,
+        evaluate_with=job.evaluate_with,
     )
     classes = number_of_classes(job) or 0
     try:

@@ -209,7 +209,7 @@ def test_what_is_gone_is_told(paceline: Paceline, tmp_path: Path) -> None:
         assert what in refused.err
     rows = (run / "metrics.csv").read_text().splitlines()
     (run / "metrics.csv").write_bytes(bytes(100))
-    done = paceline.run("resume", run, *"--on here --epochs 3 --allow-change epochs".split())
+    done = paceline.run("resume", run, *"--on here --epochs 3".split())
     assert done.code == 0, done.err
     assert f"2 rows of {run}/metrics.csv had been lost or damaged: back from the sn" in done.out
     assert (run / "metrics.csv").read_text().splitlines()[:3] == rows

@@ -86,6 +86,13 @@ def test_what_changes_the_training_is_refused_and_all_of_it_shown(run: RunDirect
     assert "--allow-change epochs --allow-change dropout" in text
 
 
+def test_more_epochs_are_free_once_all_are_trained(run: RunDirectory) -> None:
+    past = replace(PreviousRun.read(run), is_complete=True)
+    assert past.changed({"epochs": 20}, [])[0]["epochs"] == 20
+    with pytest.raises(UsageError, match="epochs: the run has 10, you give 9"):
+        past.changed({"epochs": 9}, [])
+
+
 def test_allowed_changes_are_taken(run: RunDirectory) -> None:
     settings, arguments = PreviousRun.read(run).changed(
         {"epochs": 20, "dropout": 0.3}, ["epochs", "dropout"]

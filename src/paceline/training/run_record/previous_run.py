@@ -63,6 +63,8 @@ class PreviousRun:
     """Workers that it was last started with."""
     steps_per_epoch: int
     """0 where epochs have no fixed length."""
+    is_complete: bool = False
+    """Whether the newest snapshot has all epochs that the training was to have."""
     kind: Kind = "recipe"
     script_args: tuple[str, ...] = ()
 
@@ -81,6 +83,8 @@ class PreviousRun:
             settings |= {"global_batch": derived["global_batch"], "batch_per_worker": None}
             for name in _OF_ONE_START:
                 settings.pop(name, None)
+            length = _count(derived, "steps_per_epoch", 0)
+            epochs = _count(settings, "epochs", 1)
             return cls(
                 recipe=str(content["recipe"]),
                 reference=str(content["reference"]),
@@ -92,7 +96,8 @@ class PreviousRun:
                     if name not in _OF_ONE_START
                 ),
                 world_size=_count(derived, "world_size", 1),
-                steps_per_epoch=_count(derived, "steps_per_epoch", 0),
+                steps_per_epoch=length,
+                is_complete=bool(length) and run.newest_step() >= length * epochs,
                 kind=cast(Kind, content["kind"]),
                 script_args=tuple(cast(Sequence[str], content["script_args"])),
             )
@@ -163,7 +168,8 @@ class PreviousRun:
             option = training_options().get(name)
             before = place.get(name, option.default if option else None)
             may = name in allowed and name not in FIXED and name not in held
-            free = name in FREE - held or name in paths or may
+            longer = name == "epochs" and self.is_complete and cast(int, value) > cast(int, before)
+            free = name in FREE - held or name in paths or may or longer
             if self._effective(name, before) != self._effective(name, value) and not free:
                 refused.append((name, before, value))
             place[name] = value

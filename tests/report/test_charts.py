@@ -42,6 +42,22 @@ def test_gpus_have_charts_and_columns_where_there_are_some(make_run: MakeRun) ->
     assert {"GPU utilization", "GPU memory"} <= set(table.header)
 
 
+def test_what_a_script_logs_has_charts_and_columns(make_run: MakeRun) -> None:
+    run = make_run()
+    lines = run.metrics_csv.read_text().splitlines()
+    rows = [
+        f"{lines[0]},val_f1,{{x}}<b>",
+        *(f"{line},0.25,{n}" for n, line in enumerate(lines[1:])),
+    ]
+    run.metrics_csv.write_text("\n".join([*rows, ""]))
+    report = read_run(run)
+    f1, other = choose_charts(report)[-2:]
+    assert (f1.title, f1.series[0].last) == ("val_f1", "0.25")
+    assert other.series[0].values[:3] == (0, 1, 2)
+    assert epochs_table(report).header[-2:] == ("val_f1", "{x}<b>")
+    assert "{x}&lt;b&gt;" in render_page(report)
+
+
 def test_marks_fall_between_the_ends_of_epochs(make_run: MakeRun) -> None:
     run = make_run()  # 23 steps an epoch
     description = json.loads(run.run_json.read_text())

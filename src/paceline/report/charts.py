@@ -9,10 +9,13 @@ from typing import Literal
 from paceline.options import figures
 from paceline.report.load_run import RunReport
 from paceline.results.json_object import entries, number, section, text, whole
-from paceline.results.metrics_table import Metrics, best_row
+from paceline.results.metrics_table import COLUMNS, Metrics, best_row
 
 MAX_POINTS = 1000
 """More than a screen can show; keeps the page small for runs of thousands of epochs."""
+
+MAX_OWN = 24
+"""Charts of a script's own figures at most; the table of epochs has all."""
 
 _SPAN = 50
 """Where the largest value is more than so many times the smallest, a scale is logarithmic."""
@@ -124,7 +127,7 @@ _PLANS = (
     ),
     _Plan(
         slug="speed",
-        title="{}/s",
+        title="Samples/s",
         columns=(("images_per_s", "all workers", "single"),),
         from_zero=True,
     ),
@@ -173,16 +176,27 @@ def choose_charts(report: RunReport) -> tuple[Chart, ...]:
     best = best_position(report)
     alone = number(section(report.run, "derived"), "world_size") == 1
     charts = []
-    for each in _PLANS:
+    own = [
+        _Plan(slug=f"own-{number}", title=name, columns=((name, name, "single"),))
+        for number, name in enumerate(own_columns(metrics)[:MAX_OWN])
+    ]
+    for each in (*_PLANS, *own):
         if alone and each.slug == "communication":
             continue
-        plan = replace(each, title=each.title.format(report.unit.capitalize()))
+        is_speed = each.slug == "speed"
+        plan = replace(each, title=f"{report.unit.capitalize()}/s") if is_speed else each
         # Over steps where these were recorded within epochs, else over epochs.
         if plan.large and report.steps.has(plan.columns[0][0]):
             charts.append(_step_chart(plan, report, marks, best))
         elif any(metrics.has(name) for name, _, _ in plan.columns):
             charts.append(_chart(plan, metrics, marks, best))
     return tuple(charts)
+
+
+def own_columns(metrics: Metrics) -> list[str]:
+    """List the columns that a script has logged, by `s.log` or as further validation figures."""
+    known = {name for plan in _PLANS for name, _, _ in plan.columns} | set(COLUMNS)
+    return [name for name in metrics.columns if name not in known and metrics.has(name)]
 
 
 def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
@@ -293,6 +307,8 @@ def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: i
     )
 
 
+show_own = figures.dashed("{:.4g}".format)
+"""Writes a figure of the script's own."""
 _LAST_VALUE = {
     "loss": figures.dashed(figures.show_loss),
     "accuracy": figures.show_percent,
@@ -315,7 +331,7 @@ def _series(
         label=label,
         role=role,
         values=tuple(plan.factor * values[i] for i in rows),
-        last=_LAST_VALUE[plan.slug](metrics.last(name)),
+        last=_LAST_VALUE.get(plan.slug, show_own)(metrics.last(name)),
     )
 
 

@@ -11,7 +11,7 @@ from paceline.errors import UsageError
 from paceline.options import figures
 from paceline.options.durations import format_clock, format_duration, parse_duration_s
 from paceline.options.figures import plural
-from paceline.report.charts import best_position, thin
+from paceline.report.charts import best_position, own_columns, show_own, thin
 from paceline.report.load_run import RunReport
 from paceline.results.confusion import Confusion, shorten, strength
 from paceline.results.json_object import JsonObject, entries, number, section, text, texts, whole
@@ -252,7 +252,8 @@ def epochs_table(report: RunReport) -> Table:
     """List the epochs with the columns that hold any number; the best epoch is marked."""
     metrics = report.metrics
     best = best_position(report)
-    shown = [column for column in _COLUMNS if metrics.has(column[0])]
+    own = [(name, name, show_own) for name in own_columns(metrics)]
+    shown = [column for column in (*_COLUMNS, *own) if metrics.has(column[0])]
     if not number(report.summary, "wire_bytes_per_step"):  # one worker
         shown = [column for column in shown if column[0] not in _BETWEEN_WORKERS]
     positions = thin(len(metrics), MAX_TABLE_ROWS, () if best is None else (best,))

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from paceline.launch.heartbeat import StepNote, read_note
+from paceline.launch.watchdog import sidecar
 from paceline.launch.watchdog.hang_detector import HangLimits
 from paceline.launch.watchdog.sidecar import WatchedWorkers, watched
 from tests.launch.waiting import patient, until
@@ -38,6 +39,18 @@ with watched(note, party, starts=starts):
 """
 _LIMIT_S = 60.0
 Start = Callable[[int, int, Path, int], subprocess.Popen[str]]
+
+
+def alone(log_dir: Path) -> WatchedWorkers:
+    return WatchedWorkers(
+        log_dir=log_dir,
+        rank=0,
+        workers=2,
+        world_size=2,
+        node=0,
+        attempt=0,
+        limits=HangLimits(),
+    )
 
 
 @pytest.fixture
@@ -128,20 +141,32 @@ def test_a_watching_process_ends_with_its_worker(start: Start, tmp_path: Path) -
     until(lambda: not watching.is_running())
 
 
+_IGNORES = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_watching_process_that_takes_long_to_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine: a finished training must not fail for it."""
+    busy = subprocess.Popen([sys.executable, "-c", _IGNORES], stdout=subprocess.PIPE)
+    monkeypatch.setattr(sidecar, "_start", lambda watch: busy)
+    monkeypatch.setattr(sidecar, "_END_S", 0.1)
+    with busy, watched(StepNote(), alone(tmp_path), starts=True):
+        assert busy.stdout is not None
+        busy.stdout.readline()
+    assert busy.returncode == -signal.SIGKILL
+
+
 def test_a_note_that_a_launcher_reads_isnt_watched_from_beside(tmp_path: Path) -> None:
     before = psutil.Process().children()
     note = StepNote()
     note.share(tmp_path / "note")
-    party = WatchedWorkers(
-        log_dir=tmp_path,
-        rank=0,
-        workers=2,
-        world_size=2,
-        node=0,
-        attempt=0,
-        limits=HangLimits(),
-    )
-    with watched(note, party, starts=True):
+    with watched(note, alone(tmp_path), starts=True):
         note.begin(3)
         assert psutil.Process().children() == before
     assert read_note(tmp_path / "note").step == 3

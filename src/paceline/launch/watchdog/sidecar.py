@@ -117,7 +117,11 @@ def watched(note: StepNote, watch: WatchedWorkers, *, starts: bool) -> Iterator[
             notice.unlink(missing_ok=True)
             if process is not None:
                 process.terminate()
-                process.wait(_END_S)
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:  # the machine is busy
+                    process.kill()
+                    process.wait()
 
 
 @contextmanager

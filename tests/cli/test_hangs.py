@@ -15,6 +15,47 @@ from tests.launch.waiting import patient
 
 pytestmark = pytest.mark.ranks
 
+_SLOW_EVALUATION = """
+import time
+import torch, paceline
+from torch import nn
+
+data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+
+def judge(batch):
+    if s.rank == 1:
+        time.sleep(1)
+    return {"loss": (model(batch[0]) - batch[1]).square().mean()}
+
+with paceline.session() as s:
+    model = nn.Linear(4, 1)
+    model, optimizer, train, test = s.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
+        torch.utils.data.DataLoader(data, batch_size=2),
+    )
+    for epoch in s.epochs(1):
+        for x, y in train:
+            s.step((model(x) - y).square().mean())
+        s.evaluate(judge, test)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="the others wait in a collective with a timeout; the new core waits outside of one",
+)
+def test_a_worker_that_evaluates_a_batch_a_second_doesnt_hang(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(_SLOW_EVALUATION)
+    words = ("--workers", "2", "--timeout-s", "5", "--max-restarts", "0", "--run-dir", "r")
+    done = paceline.run("run", "slow.py", *words)
+    assert done.code == 0, done.err
+
+
 _SCRIPT = """
 import os, signal, sys, time
 import torch, paceline

@@ -47,6 +47,81 @@ def test_a_plain_process_trains_stops_and_goes_on(tmp_path: Path) -> None:
     assert two["samples_seen"] == 162
 
 
+def test_a_finished_training_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    run = run_in("r", 'resume="auto", ')
+    for epochs in (1, 2):
+        more = run.replace("main(s)", f"main(s, {epochs})")
+        done = plain(write_script(tmp_path, run=more))
+        assert done.returncode == 0, done.stderr
+        assert summary(tmp_path / "r")["epochs"] == epochs
+
+
+SIGNALLED = """
+import os, signal
+def hook(s):
+    if s.steps_done == 8:  # in the second epoch; steps are fast
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_one_worker_stops_after_the_step_in_which_a_signal_comes(tmp_path: Path) -> None:
+    done = plain(write_script(tmp_path, SIGNALLED))
+    assert done.returncode == 75, done.stderr
+    assert "Resume from step 9" in done.stdout
+
+
+ACCUMULATES = """
+with paceline.session(device="cpu", run_dir="r", loader_workers=0) as s:
+    data = points(64, 1)
+    model = nn.Linear(5, 2)
+    model, optimizer, train, test = s.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), 0.0),
+        torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
+        torch.utils.data.DataLoader(data, batch_size=8),
+    )
+    for epoch in s.epochs(1):
+        for number, (x, y) in enumerate(train):
+            s.backward(F.cross_entropy(model(x), y) / 4)
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        s.evaluate(lambda b: {"loss": F.cross_entropy(model(b[0]), b[1])}, test)
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="steps are batches here; in the new core they are updates")
+def test_steps_are_updates_and_have_the_loss_of_their_whole_batch(tmp_path: Path) -> None:
+    done = plain(write_script(tmp_path, run=ACCUMULATES))
+    assert done.returncode == 0, done.stderr
+    found = summary(tmp_path / "r")
+    assert found["steps"] == 2
+    assert found["train_loss"] == pytest.approx(found["val_loss"])  # nothing changes the weights
+
+
+FORMATS = """
+with paceline.session(device="cpu", loader_workers=0, run_dir="r") as s:
+    data = TensorDataset(torch.randn(16, 3, 8, 8))
+    layers = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
+    model = nn.Sequential(*layers)
+    model, optimizer, train = s.prepare(
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.utils.data.DataLoader(data, batch_size=8, shuffle=True),
+    )
+    for epoch in s.epochs(1):
+        for (images,) in train:
+            s.step(model(images).mean())
+    print("contiguous", [t.is_contiguous() for t in (images, layers[0].weight, layers[1].weight)])
+"""
+
+
+def test_a_scripts_memory_format_is_left_alone(tmp_path: Path) -> None:
+    done = plain(write_script(tmp_path, run=FORMATS))
+    assert done.returncode == 0, done.stderr
+    assert "contiguous [True, True, False]" in done.stdout
+
+
 POOL = """
 import multiprocessing
 with paceline.session(device="cpu", loader_workers=0, run_dir="r") as s:

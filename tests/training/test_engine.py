@@ -443,7 +443,7 @@ def test_a_snapshot_that_counts_samples_in_another_order_is_refused(tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux alone")
 def test_workers_of_one_node_exchange_what_they_know_without_the_backend(tmp_path: Path) -> None:
-    """Its threads would take milliseconds, twice a second."""
+    """Its threads would take milliseconds, once a second."""
 
     def body(group: Group) -> int:
         with session_on(group, tmp_path, {}) as s:

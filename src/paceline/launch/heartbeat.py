@@ -53,7 +53,7 @@ class Reading:
     waiting_s: float = 0.0
     """and waiting for other workers. The rest was spent computing."""
     lap_s: float = 0.0
-    """Between the last two exchanges of signals: half a second, or one step that is longer."""
+    """Between the last two exchanges of signals: a second, or one step that is longer."""
     snapshot_s: float = 0.0
     """What the last snapshot took, from its copy in memory to the disk."""
 

@@ -21,7 +21,7 @@ STRETCH_S = 0.5
 class Spread:
     """A figure that was measured several times.
 
-    A measurement of a training's step is a stretch of about half a second, by its steps: what
+    A measurement of a training's step is a stretch of about a second, by its steps: what
     differs from step to step is averaged out within it.
     """
 

@@ -413,6 +413,7 @@ class Engine:
             lap_s=progress.lap(),
             data_s=progress.data_s if batch_waits is None else batch_waits.take_s(),
             waited_s=context.profiler.step_profiler.close(),
+            step_s=progress.step_s,
             step=progress.state.step,
             skipped=self.step.skipped,
         )
@@ -537,6 +538,9 @@ class Engine:
         batch, step.batch = step.batch, None
         state.step += 1
         state.step_in_epoch += 1
+        context.progress.ends_s.append(perf_counter())
+        if self.stop_flag.name is not None and context.group.world_size == 1:
+            context.progress.next_agreement = state.step  # there is no one to agree with
         if batch is not None:
             state.samples_seen += batch.total
             if step.counted < state.step - 1:

@@ -3,6 +3,7 @@
 The same on every worker.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -65,7 +66,10 @@ class TrainingProgress:
     """Whether a snapshot is to be taken once the open step is over."""
     saves_best: bool = False
     """Whether that is the best one by validation."""
-    """The step after which the workers exchange their status again: about twice a second."""
+    """The step after which the workers exchange their status again: about once a second."""
+    ends_s: deque[float] = field(default_factory=lambda: deque(maxlen=11))
+    """When the newest steps ended, by this worker's clock."""
+    _interval: int = 1
     _last_agreement: int = 0
     _lap_from_s: float = field(default_factory=perf_counter)
     _unsaved_s: float = 0.0
@@ -125,6 +129,12 @@ class TrainingProgress:
         self._fit_schedule()
         if ran_out_of_time:
             self._check_clock()  # unless there is more time now, nothing is left to do
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of the last ten steps on this worker; 0 before the second."""
+        ends_s = self.ends_s
+        return (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1) if len(ends_s) > 1 else 0.0
 
     def step_to_sample(self) -> int:
         """Choose the step, from 0, whose times are taken next.
@@ -197,9 +207,13 @@ class TrainingProgress:
         if self.loop.time_budget is not None:
             self._fit_schedule()
             self._check_clock(self._until_next_s(agreed.lap_s, steps))
-        # When to exchange next: about half a second on, or at the next row that is due.
+        # When to exchange next: about a second on, or at the next row that is due.
         self._last_agreement = state.step
-        self.next_agreement = state.step + steps_to_next(agreed.lap_s, steps)
+        if steps:
+            # A GPU's host runs ahead of it, and has waited for it in the exchange alone.
+            step_s = max(agreed.step_s, agreed.lap_s / steps)
+            self._interval = steps_to_next(step_s, self._interval)
+        self.next_agreement = state.step + self._interval
         if every := self.log_every_steps:
             self.next_agreement = min(self.next_agreement, (state.step // every + 1) * every)
         return steps

@@ -1,4 +1,4 @@
-"""The status exchange: one small all-gather about twice a second, for joint decisions.
+"""The status exchange: one small all-gather about once a second, for joint decisions.
 
 Everything that depends on a clock, on a signal or on figures from the device is decided here, from
 the same numbers on every worker, so that all of them stop, save and show the same. Ctrl-C and
@@ -25,7 +25,7 @@ from paceline.errors import InterruptedTraining, JobError
 from paceline.launch.signals import stops_handled
 from paceline.metrics.counters import Totals
 
-_EVERY_S = 0.5
+_EVERY_S = 1.0
 _MAX_STEPS = 1000
 NOTHING = torch.empty(0, dtype=torch.float64)
 """Where the status is all that there is to exchange."""
@@ -117,6 +117,8 @@ class Status:
     """The part of it spent waiting for data."""
     waited_s: float = 0.0
     """Time of a step spent waiting for communication."""
+    step_s: float = 0.0
+    """Mean time of the newest steps."""
     step: int = 0
     """Steps done."""
     skipped: int = 0
@@ -136,6 +138,8 @@ class Agreement:
     """Time since the last exchange by rank 0's clock: no two clocks are ever compared."""
     data_s: float
     """Longest wait for data among the workers."""
+    step_s: float = 0.0
+    """Mean time of the newest steps, of the slowest worker."""
     waits_s: tuple[float, ...]
     """Time of a step that each worker waits for communication, by rank."""
     counted: Tensor = field(compare=False)
@@ -164,25 +168,27 @@ def agree(status: Status, group: Group, division: Division, more: Tensor = NOTHI
             status.lap_s,
             status.data_s,
             status.waited_s,
+            status.step_s,
         ],
         dtype=torch.float64,
     )
-    # (world_size, 7 + most * (4 + K))
+    # (world_size, 8 + most * (4 + K))
     rows = group.gather_rows(torch.cat([times, division.padded(status.counted), more]))
-    steps, skips, signalled, bad_steps, laps_s, data_s, waits_s = zip(
-        *rows[:, :7].tolist(), strict=True
+    steps, skips, signalled, bad_steps, laps_s, data_s, waits_s, steps_s = zip(
+        *rows[:, :8].tolist(), strict=True
     )
     if len({*steps}) > 1 or len({*skips}) > 1:
         raise JobError(_describe_other_steps(group.rank, status))
     bad_step, bad_rank = min((step, rank) for rank, step in enumerate(bad_steps))
-    rest = 7 + 4 * division.most
-    counted = division.in_order(rows[:, 7:rest])
+    rest = 8 + 4 * division.most
+    counted = division.in_order(rows[:, 8:rest])
     return Agreement(
         signalled=any(signalled),
         bad=None if math.isinf(bad_step) else (int(bad_step), bad_rank),
         totals=Totals.from_row(counted.sum(0)),
         lap_s=laps_s[0],
         data_s=max(data_s),
+        step_s=max(steps_s),
         waits_s=waits_s,
         counted=counted,
         more=division.in_order(rows[:, rest:]),
@@ -227,8 +233,14 @@ def agree_on_pause(
     return float(rows[0, 0])
 
 
-def steps_to_next(lap_s: float, steps: int) -> int:
-    """Choose after how many steps to exchange again, so that it happens about twice a second."""
-    if steps == 0 or lap_s <= 0:
+def steps_to_next(step_s: float, last: int) -> int:
+    """Choose after how many steps to exchange again, so that it happens about once a second.
+
+    Args:
+        step_s: Mean time of the newest steps.
+        last: What was chosen before. At most twice as much: the first steps may be faster than
+            those that follow, whose batches nobody has read ahead.
+    """
+    if step_s <= 0:
         return 1
-    return max(1, min(_MAX_STEPS, int(_EVERY_S * steps / lap_s)))
+    return max(1, min(_MAX_STEPS, 2 * last, int(_EVERY_S / step_s)))

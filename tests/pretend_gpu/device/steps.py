@@ -1,6 +1,6 @@
 """What a step costs: the counters after each one of a training, without what may wait.
 
-About twice a second the workers exchange how they are, and now and then there is a snapshot or an
+About once a second the workers exchange how they are, and now and then there is a snapshot or an
 evaluation. These fetch from the device, and depend on the clock; no step's cost is theirs.
 """
 

@@ -63,7 +63,7 @@ class StepHook(ABC):
     def after_exchange(
         self, agreed: Agreement, steps: int, spent: Communication | None, top: int | None
     ) -> None:
-        """The workers have exchanged their status, about twice a second. Local to the worker.
+        """The workers have exchanged their status, about once a second. Local to the worker.
 
         Args:
             agreed: What they know now, the same on each.

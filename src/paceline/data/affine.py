@@ -171,10 +171,12 @@ class Warp:
     def __init__(
         self, *changes: Geometric, interpolation: Interpolation = "nearest", fill: float = 0.0
     ) -> None:
-        """Args:
-        changes: `RandomFlip`, `RandomAffine` or your own.
-        interpolation: How a value between pixels is found; "nearest" is torchvision's default.
-        fill: Raw value of what comes in from outside the image.
+        """Create the warp.
+
+        Args:
+            changes: `RandomFlip`, `RandomAffine` or your own.
+            interpolation: How a value between pixels is found; "nearest" is torchvision's default.
+            fill: Raw value of what comes in from outside the image.
         """
         if not changes:
             raise ValueError("a warp of nothing: give at least one geometric change")

@@ -43,8 +43,10 @@ class RandomShift:
     """Shifts each image by up to `pixels` in both directions; what comes in is 0 (black)."""
 
     def __init__(self, pixels: int) -> None:
-        """Args:
-        pixels: Largest shift; every offset from -pixels to +pixels is equally likely.
+        """Create the random shift.
+
+        Args:
+            pixels: Largest shift; every offset from -pixels to +pixels is equally likely.
         """
         if pixels < 1:
             raise ValueError(f"a shift by {pixels} pixels: give at least 1")

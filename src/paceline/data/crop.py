@@ -80,10 +80,12 @@ class RandomResizedCrop:
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
-        """Args:
-        size: Height and width of the result, in pixels.
-        scale: Area of the box as a share of the image's, (from, to).
-        ratio: Width over height of the box, (from, to), drawn evenly on a log scale.
+        """Create the random resized crop.
+
+        Args:
+            size: Height and width of the result, in pixels.
+            scale: Area of the box as a share of the image's, (from, to).
+            ratio: Width over height of the box, (from, to), drawn evenly on a log scale.
         """
         _check_size(size)
         if not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1]:
@@ -170,8 +172,10 @@ class RandomCrop:
     """Cuts a square out of each image at a random place. For one with padding: `RandomShift`."""
 
     def __init__(self, size: int) -> None:
-        """Args:
-        size: Height and width of the result, in pixels; at most those of the images.
+        """Create the random crop.
+
+        Args:
+            size: Height and width of the result, in pixels; at most those of the images.
         """
         _check_size(size)
         self._size = size
@@ -199,8 +203,10 @@ class CenterCrop:
     """Cuts a square out of the middle of each image; not random."""
 
     def __init__(self, size: int) -> None:
-        """Args:
-        size: Height and width of the result, in pixels; at most those of the images.
+        """Create the center crop.
+
+        Args:
+            size: Height and width of the result, in pixels; at most those of the images.
         """
         _check_size(size)
         self._size = size
@@ -224,8 +230,10 @@ class Resize:
     """Scales images, bilinear, averaging where they get smaller; not random."""
 
     def __init__(self, size: int | tuple[int, int]) -> None:
-        """Args:
-        size: (height, width) of the result, or the length of its shorter side, in pixels.
+        """Create the resize.
+
+        Args:
+            size: (height, width) of the result, or the length of its shorter side, in pixels.
         """
         _check_size(size if isinstance(size, int) else min(size))
         self._size = size

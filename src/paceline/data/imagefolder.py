@@ -318,12 +318,14 @@ class ImageFolder:
         names: tuple[str, ...],
         size: int,
     ) -> None:
-        """Args:
-        name: For messages.
-        root: Of the tree.
-        entries: The images, in their order.
-        names: Of the classes.
-        size: Height and width of the items, in pixels.
+        """Create the image folder.
+
+        Args:
+            name: For messages.
+            root: Of the tree.
+            entries: The images, in their order.
+            names: Of the classes.
+            size: Height and width of the items, in pixels.
         """
         self.name = name
         self.class_names = names

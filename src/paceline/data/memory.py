@@ -291,13 +291,15 @@ class PreparedSource(BatchSource):
         augment: Sequence[Augment] = (),
         evaluate_with: Sequence[Augment] = (),
     ) -> None:
-        """Args:
-        raw: Gives the raw images on `device`.
-        images: How they are normalised.
-        device: Where the batches are.
-        memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
-        augment: Applied in this order to training batches, before normalisation.
-        evaluate_with: Likewise to evaluation batches; changes that aren't random.
+        """Create the prepared source.
+
+        Args:
+            raw: Gives the raw images on `device`.
+            images: How they are normalised.
+            device: Where the batches are.
+            memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
+            augment: Applied in this order to training batches, before normalisation.
+            evaluate_with: Likewise to evaluation batches; changes that aren't random.
         """
         self._raw = raw
         self._device = torch.device(device)

@@ -159,10 +159,12 @@ class SyncBatchNorm(nn.Module):
         by_kernels: bool = False,
         by_sum: bool = False,
     ) -> None:
-        """Args:
-        source: Whose parameters and buffers are taken over.
-        by_kernels: The device has PyTorch's kernels for it.
-        by_sum: The backend can't gather tensors of the device into one.
+        """Create the sync batch norm.
+
+        Args:
+            source: Whose parameters and buffers are taken over.
+            by_kernels: The device has PyTorch's kernels for it.
+            by_sum: The backend can't gather tensors of the device into one.
         """
         super().__init__()
         self._by_kernels, self._by_sum = by_kernels, by_sum

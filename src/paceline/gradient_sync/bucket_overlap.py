@@ -57,9 +57,11 @@ class BucketOverlap:
     """Starts each bucket's average once its gradients and all earlier buckets are complete."""
 
     def __init__(self, averager: BucketAverager, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Args:
-        averager: What averages them; its stream is open.
-        parameters: Those that get a gradient, by name, in the order of the model.
+        """Create the bucket overlap.
+
+        Args:
+            averager: What averages them; its stream is open.
+            parameters: Those that get a gradient, by name, in the order of the model.
         """
         self._averager = averager
         self._parameters = parameters

@@ -48,8 +48,10 @@ class Arrivals(Generic[K]):
     """
 
     def __init__(self, parameters: Mapping[K, nn.Parameter]) -> None:
-        """Args:
-        parameters: By what `take` is to give.
+        """Create the arrivals.
+
+        Args:
+            parameters: By what `take` is to give.
         """
         self._parameters = parameters
         self._key_of = {id(parameter): key for key, parameter in parameters.items()}

@@ -158,11 +158,13 @@ class _Sum:
         workers: int,
         group: dist.ProcessGroup | None,
     ) -> None:
-        """Args:
-        tensors: Of which those in `places` are averaged; they stay as they are.
-        places: Which.
-        workers: How many there are.
-        group: Whose all-reduce it is.
+        """Create the sum.
+
+        Args:
+            tensors: Of which those in `places` are averaged; they stay as they are.
+            places: Which.
+            workers: How many there are.
+            group: Whose all-reduce it is.
         """
         self._like = {place: tensors[place] for place in places}
         parts = [tensor.reshape(-1) for tensor in self._like.values()]

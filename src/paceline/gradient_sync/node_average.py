@@ -40,9 +40,11 @@ class NodeAverage:
     has_stages = False
 
     def __init__(self, memory: NodeMemory, module: nn.Module) -> None:
-        """Args:
-        memory: What the workers share; this object's own.
-        module: Whose gradients come.
+        """Create the node average.
+
+        Args:
+            memory: What the workers share; this object's own.
+            module: Whose gradients come.
         """
         self._workers = memory.workers
         self._exchange = NodeExchange(memory, memory.workers, divisor=memory.workers)

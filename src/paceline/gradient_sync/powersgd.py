@@ -50,12 +50,15 @@ class PowerSGD:
         loss_scale: Callable[[], float | Tensor] = _no_scale,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Args:
-        workers: How many there are.
-        rank: Columns that are kept of each gradient.
-        loss_scale: What gradients are multiplied by at the moment, alike on all workers; a
-            tensor () on their device isn't waited for.
-        waiting: Is around each wait for the other workers: the rest is this one's own computing.
+        """Create the power SGD.
+
+        Args:
+            workers: How many there are.
+            rank: Columns that are kept of each gradient.
+            loss_scale: What gradients are multiplied by at the moment, alike on all workers; a
+                tensor () on their device isn't waited for.
+            waiting: Is around each wait for the other workers: the rest is this one's own
+                computing.
         """
         self.low_rank: dict[str, LowRankState] = {}
         """By the parameter's name; of those that have been approximated."""

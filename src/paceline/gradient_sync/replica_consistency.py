@@ -33,11 +33,13 @@ class ReplicaConsistency:
         parameters: Callable[[], Mapping[str, Tensor]],
         optimizers: Sequence[Optimizer],
     ) -> None:
-        """Args:
-        group: The workers.
-        every: Steps between two comparisons by `check`; 0 for none.
-        parameters: Names what has to be the same; asked anew each time.
-        optimizers: Whose learning rates have to be; may still grow.
+        """Create the replica consistency.
+
+        Args:
+            group: The workers.
+            every: Steps between two comparisons by `check`; 0 for none.
+            parameters: Names what has to be the same; asked anew each time.
+            optimizers: Whose learning rates have to be; may still grow.
         """
         self._group = group
         self._every = every

@@ -19,8 +19,10 @@ class UnsavedBuffers:
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
-        """Args:
-        models: By name; on their device.
+        """Create the unsaved buffers.
+
+        Args:
+            models: By name; on their device.
         """
         self._kept = {name: _Kept(*place) for name, place in _hidden(models).items()}
 

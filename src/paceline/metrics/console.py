@@ -429,8 +429,10 @@ class EpochTable:
     """The table of epochs, line by line; a figure that an epoch lacks leaves its column empty."""
 
     def __init__(self, *, has_header: bool = False) -> None:
-        """Args:
-        has_header: The header is on the screen already, from before a restart.
+        """Create the epoch table.
+
+        Args:
+            has_header: The header is on the screen already, from before a restart.
         """
         self._columns: set[str] = set()
         self._shown: list[str] = []

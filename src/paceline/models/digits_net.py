@@ -11,8 +11,10 @@ class DigitsNet(nn.Module):
     """
 
     def __init__(self, dropout: float = 0.2) -> None:
-        """Args:
-        dropout: Share of features left out in training, before each linear layer.
+        """Create the digits net.
+
+        Args:
+            dropout: Share of features left out in training, before each linear layer.
         """
         super().__init__()
         self.features = nn.Sequential(

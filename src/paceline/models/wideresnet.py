@@ -11,10 +11,12 @@ class WideBlock(nn.Module):
     """
 
     def __init__(self, channels_in: int, channels_out: int, dropout: float) -> None:
-        """Args:
-        channels_in: Channels of the input.
-        channels_out: Channels of the output.
-        dropout: Share of features left out in training, between the two convolutions.
+        """Create the wide block.
+
+        Args:
+            channels_in: Channels of the input.
+            channels_out: Channels of the output.
+            dropout: Share of features left out in training, between the two convolutions.
         """
         super().__init__()
         self.residual = nn.Sequential(
@@ -42,11 +44,13 @@ class WideResNet(nn.Module):
     def __init__(
         self, channels: int = 1, *, width: int = 10, dropout: float = 0.01, num_classes: int = 10
     ) -> None:
-        """Args:
-        channels: Channels of the images.
-        width: Multiplies 16, 32 and 64 channels: 160, 320 and 640 with 10.
-        dropout: Share of features left out in training, in each block.
-        num_classes: Number of classes.
+        """Create the wide res net.
+
+        Args:
+            channels: Channels of the images.
+            width: Multiplies 16, 32 and 64 channels: 160, 320 and 640 with 10.
+            dropout: Share of features left out in training, in each block.
+            num_classes: Number of classes.
         """
         super().__init__()
         first, second, third = (width * base for base in (16, 32, 64))

@@ -30,9 +30,11 @@ class LossScaler(torch.amp.GradScaler):
     that Paceline knows."""
 
     def __init__(self, device: str, **options: Any) -> None:
-        """Args:
-        device: Type of the device that gradients are on.
-        options: PyTorch's.
+        """Create the loss scaler.
+
+        Args:
+            device: Type of the device that gradients are on.
+            options: PyTorch's.
         """
         super().__init__(device, **options)
         self._steps: dict[Optimizer, _UndoableSteps] = {}
@@ -132,9 +134,11 @@ class _UndoableSteps:
     """
 
     def __init__(self, optimizer: Optimizer, entry: OptimizerEntry) -> None:
-        """Args:
-        optimizer: Its counts are settled before its state is read or replaced.
-        entry: Its row in the table of optimizers.
+        """Create the undoable steps.
+
+        Args:
+            optimizer: Its counts are settled before its state is read or replaced.
+            entry: Its row in the table of optimizers.
         """
         self._optimizer, self._entry = optimizer, entry
         self._layout: list[tuple[int, int]] | None = None

@@ -88,8 +88,10 @@ class RunFollower:
     """Reads a run again and again; of the rows within epochs only those that are new."""
 
     def __init__(self, run: RunDirectory) -> None:
-        """Args:
-        run: The run directory; it is only read.
+        """Create the run follower.
+
+        Args:
+            run: The run directory; it is only read.
         """
         self._run = run
         self._steps = GrowingTable(run.steps_csv, TABLE_MAX_BYTES)

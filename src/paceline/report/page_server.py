@@ -53,9 +53,11 @@ class FollowedPage:
     """A page that is made again when what it shows has changed; used by several threads."""
 
     def __init__(self, find_version: Callable[[], str], render: Callable[[str], str]) -> None:
-        """Args:
-        find_version: Names what there is to show.
-        render: Makes the page of a version.
+        """Create the followed page.
+
+        Args:
+            find_version: Names what there is to show.
+            render: Makes the page of a version.
         """
         self._find_version = find_version
         self._render = render

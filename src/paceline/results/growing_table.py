@@ -12,9 +12,11 @@ class GrowingTable:
     """A table to which rows are appended; a resumed training replaces it by a shorter one."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
-        """Args:
-        path: Of the table; it is only read.
-        most_bytes: Read at once; the rest comes the next time.
+        """Create the growing table.
+
+        Args:
+            path: Of the table; it is only read.
+            most_bytes: Read at once; the rest comes the next time.
         """
         self._path = path
         self._most_bytes = most_bytes

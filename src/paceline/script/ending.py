@@ -20,9 +20,11 @@ class OpenSession:
     """The session of this process, from its beginning to its end."""
 
     def __init__(self, context: AbstractContextManager[Session], session: Session) -> None:
-        """Args:
-        context: Closed when the session ends; has been entered.
-        session: What it gave.
+        """Create the open session.
+
+        Args:
+            context: Closed when the session ends; has been entered.
+            session: What it gave.
         """
         self._context = context
         self._session = session

@@ -72,12 +72,14 @@ class Follower:
         *,
         quiet: bool = False,
     ) -> None:
-        """Args:
-        run: The run directory.
-        name: Of the tracker.
-        project: As `--tracker-project` says it.
-        say: Tells the user where the run can be seen, or why it can't be yet; called once.
-        quiet: Don't tell where it can be seen.
+        """Create the follower.
+
+        Args:
+            run: The run directory.
+            name: Of the tracker.
+            project: As `--tracker-project` says it.
+            say: Tells the user where the run can be seen, or why it can't be yet; called once.
+            quiet: Don't tell where it can be seen.
         """
         self._run, self._name, self._project, self._quiet = run, name, project, quiet
         self._entry: SinkEntry = trackers()[name]

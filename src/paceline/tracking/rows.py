@@ -44,11 +44,13 @@ class NewRows:
     """Reads what is new in both tables, in order of steps."""
 
     def __init__(self, run: RunDirectory, cursor: Cursor, last_step: int | None = None) -> None:
-        """Args:
-        run: The run directory.
-        cursor: What the tracker has; these rows are left out, also where a resumed training goes
-            through the same steps once more.
-        last_step: The newest step that it says it has itself; what is newer isn't left out.
+        """Create the new rows.
+
+        Args:
+            run: The run directory.
+            cursor: What the tracker has; these rows are left out, also where a resumed training
+                goes through the same steps once more.
+            last_step: The newest step that it says it has itself; what is newer isn't left out.
         """
         self._steps = GrowingTable(run.steps_csv, _MAX_BYTES)
         self._epochs = GrowingTable(run.metrics_csv, _MAX_BYTES)

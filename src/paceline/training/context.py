@@ -60,9 +60,11 @@ class StepCounter:
     """
 
     def __init__(self, by: CountedBy = "batches", optimizers: Sequence[Optimizer] = ()) -> None:
-        """Args:
-        by: What ends a step.
-        optimizers: All that there are.
+        """Create the step counter.
+
+        Args:
+            by: What ends a step.
+            optimizers: All that there are.
         """
         self.by = by
         self._optimizers = optimizers

@@ -172,9 +172,11 @@ class LossWeights:
     """
 
     def __init__(self, context: TrainingContext, sync: GradientSync) -> None:
-        """Args:
-        context: Of the training.
-        sync: Combines gradients by samples.
+        """Create the loss weights.
+
+        Args:
+            context: Of the training.
+            sync: Combines gradients by samples.
         """
         self._context = context
         self._sync = sync

@@ -69,10 +69,12 @@ class CheckedLoss:
     def __init__(
         self, function: LossFunction, num_classes: int | None, ignored: int | None
     ) -> None:
-        """Args:
-        function: The loss itself.
-        num_classes: What the model should give a score for; None where that isn't known.
-        ignored: The target that it leaves out; None where targets may be no classes.
+        """Create the checked loss.
+
+        Args:
+            function: The loss itself.
+            num_classes: What the model should give a score for; None where that isn't known.
+            ignored: The target that it leaves out; None where targets may be no classes.
         """
         self._function = function
         self._num_classes = num_classes

@@ -285,10 +285,13 @@ class ScriptOptimizer:
         optimizer_step: "OptimizerStep",
         update: Callable[[Optimizer], None],
     ) -> None:
-        """Args:
-        optimizer: Its methods are replaced, on this object alone.
-        optimizer_step: Says when a call is the session's own, and when gradients have to stay.
-        update: Updates with what `s.backward` has left; nothing before the last piece of a batch.
+        """Create the script optimizer.
+
+        Args:
+            optimizer: Its methods are replaced, on this object alone.
+            optimizer_step: Says when a call is the session's own, and when gradients have to stay.
+            update: Updates with what `s.backward` has left; nothing before the last piece of a
+                batch.
         """
         self._optimizer_step: OptimizerStep | None = optimizer_step
         self._update = update

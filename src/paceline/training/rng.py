@@ -73,10 +73,12 @@ class RandomStreams:
     """One worker's default generators, set anew at every step and epoch."""
 
     def __init__(self, seed: int, rank: int, device: torch.device) -> None:
-        """Args:
-        seed: The training's.
-        rank: This worker.
-        device: Where the model draws random numbers, besides the CPU.
+        """Create the random streams.
+
+        Args:
+            seed: The training's.
+            rank: This worker.
+            device: Where the model draws random numbers, besides the CPU.
         """
         self._seed = seed
         self._key = step_key(seed, rank)

@@ -61,10 +61,12 @@ class Session:
         *,
         unseeded: bool = False,
     ) -> None:
-        """Args:
-        engine: What runs underneath.
-        given: Names of the options that the command line or the environment gave.
-        unseeded: Whether torch has drawn random numbers without a seed before the session.
+        """Create the session.
+
+        Args:
+            engine: What runs underneath.
+            given: Names of the options that the command line or the environment gave.
+            unseeded: Whether torch has drawn random numbers without a seed before the session.
         """
         self.engine = engine
         self._context = engine.context

@@ -59,8 +59,10 @@ class OwnDraws:
     """
 
     def __init__(self, dataset: object) -> None:
-        """Args:
-        dataset: The user's.
+        """Create the data set's wrapper.
+
+        Args:
+            dataset: The user's.
         """
         found = find_held([dataset], _OWN_KINDS)
         self._generators = [one for one in found if not _is_seeded(one)]
@@ -138,9 +140,11 @@ class SeededItems:
     """
 
     def __init__(self, dataset: MapDataset, collate: Collate) -> None:
-        """Args:
-        dataset: The user's.
-        collate: Makes a batch of a list of items.
+        """Create the data set's wrapper.
+
+        Args:
+            dataset: The user's.
+            collate: Makes a batch of a list of items.
         """
         self.dataset = dataset
         self.own_draws = OwnDraws(dataset)

@@ -40,8 +40,10 @@ class DeviceFeed:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Args:
-        device: Where batches go.
+        """Create the device feed.
+
+        Args:
+            device: Where batches go.
         """
         self._device = device
         self.is_beside = can_pin(device)

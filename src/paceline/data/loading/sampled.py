@@ -45,11 +45,13 @@ class SampledOrder:
     def __init__(
         self, sampler: Iterable[Any], seed: int, *, in_batches: bool = False, samples: int = 0
     ) -> None:
-        """Args:
-        sampler: The script's; draws alike on every worker.
-        seed: The training's.
-        in_batches: It draws lists of indices, each of them a batch.
-        samples: Of the data set, where that is known.
+        """Create the sampled order.
+
+        Args:
+            sampler: The script's; draws alike on every worker.
+            seed: The training's.
+            in_batches: It draws lists of indices, each of them a batch.
+            samples: Of the data set, where that is known.
         """
         self.sampler = sampler
         self.in_batches = in_batches

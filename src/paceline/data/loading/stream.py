@@ -61,11 +61,13 @@ class StreamSource(BatchSource):
         memory_format: torch.memory_format = torch.contiguous_format,
         collate: Collate = default_collate,
     ) -> None:
-        """Args:
-        dataset: Gives the same samples in the same order on every worker.
-        group: The workers.
-        memory_format: `torch.channels_last` lays four-dimensional inputs out so.
-        collate: Makes a batch of a list of items.
+        """Create the stream source.
+
+        Args:
+            dataset: Gives the same samples in the same order on every worker.
+            group: The workers.
+            memory_format: `torch.channels_last` lays four-dimensional inputs out so.
+            collate: Makes a batch of a list of items.
         """
         self._dataset = dataset
         self._group = group

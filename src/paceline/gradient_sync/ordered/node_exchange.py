@@ -75,12 +75,14 @@ class NodeExchange:
     def __init__(
         self, memory: NodeMemory, shards: int, across: Exchange | None = None, *, divisor: int = 1
     ) -> None:
-        """Args:
-        memory: Shared with the node's other workers.
-        shards: How many shards a step has.
-        across: With the owners of this worker's slices on other nodes; None where there are none,
-            or this worker owns nothing.
-        divisor: What sums are divided by.
+        """Create the node exchange.
+
+        Args:
+            memory: Shared with the node's other workers.
+            shards: How many shards a step has.
+            across: With the owners of this worker's slices on other nodes; None where there are
+                none, or this worker owns nothing.
+            divisor: What sums are divided by.
         """
         self._memory, self._across, self._divisor = memory, across, divisor
         # The same bits for a power of two, and quicker.

@@ -50,8 +50,10 @@ class StopState:
     """The user's request to stop, as a launch's `Interrupts` passes it on. Takes no locks."""
 
     def __init__(self, print_line: Callable[[str], None] = lambda line: None) -> None:
-        """Args:
-        print_line: Tells the user what is waited for.
+        """Create the stop state.
+
+        Args:
+            print_line: Tells the user what is waited for.
         """
         self.requested = False
         self.kill_now = False

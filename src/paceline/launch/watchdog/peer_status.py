@@ -22,10 +22,12 @@ class PeerStatus:
     """
 
     def __init__(self, log_dir: Path, own: int, attempt: int) -> None:
-        """Args:
-        log_dir: Where the files are.
-        own: The rank that stands for this node.
-        attempt: Number of the attempt; what they left in earlier ones doesn't count.
+        """Create the peer status.
+
+        Args:
+            log_dir: Where the files are.
+            own: The rank that stands for this node.
+            attempt: Number of the attempt; what they left in earlier ones doesn't count.
         """
         self._log_dir = log_dir
         self._own = own

@@ -47,10 +47,12 @@ class NodeWatchdog:
     """Watches over the workers of one node."""
 
     def __init__(self, watched: WatchedWorkers, parent: int, ended: threading.Event) -> None:
-        """Args:
-        watched: The workers.
-        parent: The worker with which the watch ends.
-        ended: Set when it is to end.
+        """Create the node watchdog.
+
+        Args:
+            watched: The workers.
+            parent: The worker with which the watch ends.
+            ended: Set when it is to end.
         """
         self._watched = watched
         self._parent = parent

@@ -44,9 +44,11 @@ class WorkerPoller:
     """Sees the workers of this host. `poll` about every second, from one thread."""
 
     def __init__(self, notes: Mapping[int, Path], pids: Mapping[int, int]) -> None:
-        """Args:
-        notes: Where each worker's note can be read, by rank.
-        pids: The workers' process ids, by rank.
+        """Create the worker poller.
+
+        Args:
+            notes: Where each worker's note can be read, by rank.
+            pids: The workers' process ids, by rank.
         """
         self.pids = dict(pids)
         self._host = socket.gethostname()

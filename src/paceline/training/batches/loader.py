@@ -21,9 +21,11 @@ class _Reader:
     """What both kinds of loaders have: their source, and a torch DataLoader's description of it."""
 
     def __init__(self, open_source: Open, served: DataSource) -> None:
-        """Args:
-        open_source: Opens the source when the first batch is asked for.
-        served: What the script has said about the data.
+        """Create the reader.
+
+        Args:
+            open_source: Opens the source when the first batch is asked for.
+            served: What the script has said about the data.
         """
         self.served = served
         self._open = open_source
@@ -83,14 +85,16 @@ class Loader(_Reader):
         rank: int,
         drive: "Drive | None",
     ) -> None:
-        """Args:
-        open_source: Opens the source when the first batch is asked for.
-        served: What the script has said about the data.
-        plan: How an epoch is cut.
-        seed: Settles the order.
-        rank: This worker.
-        drive: Runs a pass for the session whose steps are counted by this loader; None for any
-            further loader, which keeps its own count.
+        """Create the loader.
+
+        Args:
+            open_source: Opens the source when the first batch is asked for.
+            served: What the script has said about the data.
+            plan: How an epoch is cut.
+            seed: Settles the order.
+            rank: This worker.
+            drive: Runs a pass for the session whose steps are counted by this loader; None for any
+                further loader, which keeps its own count.
         """
         super().__init__(open_source, served)
         self.plan = plan
@@ -218,13 +222,15 @@ class EvalLoader(_Reader):
         division: Division,
         check: Callable[[], None],
     ) -> None:
-        """Args:
-        open_source: Opens the source when the first batch is asked for.
-        served: What the script has said about the data.
-        batch_size: Samples of one worker's batch.
-        rank: This worker.
-        division: Which parts of the samples each worker has.
-        check: Called before each batch that the script gets.
+        """Create the eval loader.
+
+        Args:
+            open_source: Opens the source when the first batch is asked for.
+            served: What the script has said about the data.
+            batch_size: Samples of one worker's batch.
+            rank: This worker.
+            division: Which parts of the samples each worker has.
+            check: Called before each batch that the script gets.
         """
         super().__init__(open_source, served)
         self.batch_size = batch_size

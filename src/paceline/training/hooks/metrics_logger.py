@@ -52,10 +52,12 @@ class TableFile:
     """A CSV file that rows are appended to; rows that can't be written are kept and tried again."""
 
     def __init__(self, path: Path, table: TableFormat, console: Console) -> None:
-        """Args:
-        path: Of the table, which `start` makes.
-        table: Which one it is.
-        console: Is told where rows can't be written.
+        """Create the table file.
+
+        Args:
+            path: Of the table, which `start` makes.
+            table: Which one it is.
+            console: Is told where rows can't be written.
         """
         self._path = path
         self._table = table

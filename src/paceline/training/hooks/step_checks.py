@@ -36,9 +36,11 @@ class LoopChecks(StepHook):
     """Checks what scripts do around the session: loops left early, schedulers of their own."""
 
     def __init__(self, context: TrainingContext, warn: Callable[[str], None]) -> None:
-        """Args:
-        context: Of the training.
-        warn: Called with what the user has to know.
+        """Create the loop checks.
+
+        Args:
+            context: Of the training.
+            warn: Called with what the user has to know.
         """
         self._context = context
         self._warn = warn
@@ -110,8 +112,10 @@ class StreamChecks(StepHook):
     """Checks that streams give the same samples after resuming as they gave before."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        """Args:
-        warn: Called with what the user has to know.
+        """Create the stream checks.
+
+        Args:
+            warn: Called with what the user has to know.
         """
         self._warn = warn
         self._sources: list[StreamSource] = []
@@ -182,8 +186,10 @@ class ReplicaChecks(StepHook):
     """
 
     def __init__(self, drift: ReplicaConsistency) -> None:
-        """Args:
-        drift: Compares the workers.
+        """Create the replica checks.
+
+        Args:
+            drift: Compares the workers.
         """
         self._drift = drift
 
@@ -212,9 +218,11 @@ class RareReplicaChecks(StepHook):
     """
 
     def __init__(self, drift: ReplicaConsistency, warn: Callable[[str], None]) -> None:
-        """Args:
-        drift: Compares the workers.
-        warn: Called with what the user has to know.
+        """Create the rare replica checks.
+
+        Args:
+            drift: Compares the workers.
+            warn: Called with what the user has to know.
         """
         self._drift = drift
         self._warn = warn
@@ -249,10 +257,12 @@ class ReproducibilityChecks(StepHook):
     """With `--shards`: checks that what results depend on (hardware, settings, buffers) stays."""
 
     def __init__(self, numerics: NumericsRecord, agree: Callable[[str], str] | None) -> None:
-        """Args:
-        numerics: What the bits depend on.
-        agree: Gives rank 0's text, where several workers write snapshots: these have to be the
-            same, though the workers' hardware may not be. Collective.
+        """Create the reproducibility checks.
+
+        Args:
+            numerics: What the bits depend on.
+            agree: Gives rank 0's text, where several workers write snapshots: these have to be the
+                same, though the workers' hardware may not be. Collective.
         """
         self._numerics = numerics
         self._agree = agree

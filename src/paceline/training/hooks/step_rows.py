@@ -97,9 +97,11 @@ class StepRows:
     """Decides when a row is due; the same on every worker, since it goes by what all know alike."""
 
     def __init__(self, options: MetricsOptions, progress: TrainingProgress) -> None:
-        """Args:
-        options: How often.
-        progress: Of the training; `begin` comes once it stands where the training does.
+        """Create the step rows.
+
+        Args:
+            options: How often.
+            progress: Of the training; `begin` comes once it stands where the training does.
         """
         self._options = options
         self._progress = progress

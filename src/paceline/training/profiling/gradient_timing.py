@@ -27,9 +27,11 @@ class _Sample:
         arrivals: Mapping[nn.Parameter, tuple[int, Moment]],
         passes: Sequence[Sequence[Moment]],
     ) -> None:
-        """Args:
-        arrivals: When, and in which pass.
-        passes: Begin and end of each backward pass.
+        """Create the sample.
+
+        Args:
+            arrivals: When, and in which pass.
+            passes: Begin and end of each backward pass.
         """
         self._arrivals, self._passes = arrivals, passes
         self._shares: Mapping[nn.Parameter, float] | None = None
@@ -56,8 +58,10 @@ class GradientTimes:
     """
 
     def __init__(self, *, on_gpu: bool) -> None:
-        """Args:
-        on_gpu: Whether gradients come from a GPU, whose own clock then counts.
+        """Create the gradient times.
+
+        Args:
+            on_gpu: Whether gradients come from a GPU, whose own clock then counts.
         """
         self._on_gpu = on_gpu
         self._hooks: list[RemovableHandle] = []

@@ -71,11 +71,13 @@ class StepProfiler:
         world_size: int,
         parameters: Callable[[], Mapping[str, nn.Parameter]],
     ) -> None:
-        """Args:
-        note: Where the result goes, and that a backward pass's collective is under way.
-        device: Of this worker.
-        world_size: Number of workers; a single one waits for nobody.
-        parameters: Gives those whose gradients' times are taken, by name.
+        """Create the step profiler.
+
+        Args:
+            note: Where the result goes, and that a backward pass's collective is under way.
+            device: Of this worker.
+            world_size: Number of workers; a single one waits for nobody.
+            parameters: Gives those whose gradients' times are taken, by name.
         """
         self.next_sample = 0
         """Before the batch of this step (from 0) is asked for, `sample` has to be called."""

@@ -134,10 +134,12 @@ class NumericsRecord:
     def __init__(
         self, device: torch.device, report: Callable[[str], None], *, allow_different: bool
     ) -> None:
-        """Args:
-        device: This worker's.
-        report: Called with what differs where that is allowed.
-        allow_different: Go on with other hardware or libraries than before.
+        """Create the numerics record.
+
+        Args:
+            device: This worker's.
+            report: Called with what differs where that is allowed.
+            allow_different: Go on with other hardware or libraries than before.
         """
         self._device = device
         self._report = report

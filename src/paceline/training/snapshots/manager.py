@@ -45,11 +45,13 @@ class SnapshotManager:
         counters: StepCounters,
         note: StepNote,
     ) -> None:
-        """Args:
-        context: Of the training; its models may still grow until the first snapshot.
-        sync: Combines gradients; its state is saved as well.
-        counters: The epoch's sums, saved as well.
-        note: Where others see how long a snapshot takes.
+        """Create the snapshot manager.
+
+        Args:
+            context: Of the training; its models may still grow until the first snapshot.
+            sync: Combines gradients; its state is saved as well.
+            counters: The epoch's sums, saved as well.
+            note: Where others see how long a snapshot takes.
         """
         self._store = SnapshotStore(context.run.snapshots, context.config.snapshots.keep_last)
         self._report = context.console.warn

@@ -25,8 +25,10 @@ class KeptValues:
     """Values by name, as attributes: `kept = s.keep(best=0.0)`, then `kept.best = ...`."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        """Args:
-        values: What they are at the beginning of a training.
+        """Create the kept values.
+
+        Args:
+            values: What they are at the beginning of a training.
         """
         vars(self).update(values)
 

@@ -19,8 +19,10 @@ class ReplicaSync(GradientSync):
     """Leaves it to each model's `Replica` to average its gradients during the backward pass."""
 
     def __init__(self, context: TrainingContext) -> None:
-        """Args:
-        context: Of the training.
+        """Create the replica sync.
+
+        Args:
+            context: Of the training.
         """
         self.context = context
         self.replicas = context.replicas
@@ -64,8 +66,10 @@ class AllReduceSync(ReplicaSync):
     """
 
     def __init__(self, context: TrainingContext) -> None:
-        """Args:
-        context: Of the training.
+        """Create the all reduce sync.
+
+        Args:
+            context: Of the training.
         """
         super().__init__(context)
         self._in_memory: list[NodeAverage] = []

@@ -27,11 +27,13 @@ class BufferAverager:
         division: Division,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        """Args:
-        components: The models; may still grow until the training begins.
-        group: The workers.
-        division: Which parts each of them has.
-        warn: Shows a line to the user; None on workers that show nothing.
+        """Create the buffer averager.
+
+        Args:
+            components: The models; may still grow until the training begins.
+            group: The workers.
+            division: Which parts each of them has.
+            warn: Shows a line to the user; None on workers that show nothing.
         """
         self._warn = warn
         self._components = components

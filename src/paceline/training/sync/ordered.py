@@ -27,8 +27,10 @@ class OrderedSync(GradientSync):
     """
 
     def __init__(self, context: TrainingContext) -> None:
-        """Args:
-        context: Of the training; its models may grow until the first step.
+        """Create the ordered sync.
+
+        Args:
+            context: Of the training; its models may grow until the first step.
         """
         self._context = context
         self._division = context.division

@@ -25,9 +25,11 @@ class Overlay:
     """Says where a file is to be read and written. Paths become keys: absolute, links resolved."""
 
     def __init__(self, directory: Path, passed: Sequence[Path]) -> None:
-        """Args:
-        directory: For what is written; made when something is.
-        passed: Directories below which everything is left as it is.
+        """Create the overlay.
+
+        Args:
+            directory: For what is written; made when something is.
+            passed: Directories below which everything is left as it is.
         """
         top = os.path.realpath(directory)
         self._files = os.path.join(top, "files")

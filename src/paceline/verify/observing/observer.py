@@ -380,8 +380,10 @@ class SessionHook(StepHook):
     """Notes for an observer what Paceline's own session trains."""
 
     def __init__(self, observer: Observer) -> None:
-        """Args:
-        observer: Of this worker.
+        """Create the session hook.
+
+        Args:
+            observer: Of this worker.
         """
         self._observer = observer
         self._position = TrainState()

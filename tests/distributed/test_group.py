@@ -56,6 +56,21 @@ def test_sums_and_broadcasts_are_in_place(world_size: int) -> None:
 
 
 @WORLDS
+def test_a_broadcast_fills_a_tensor_with_gaps_and_nothing_else(world_size: int) -> None:
+    def body(group: Group) -> list[list[float]]:
+        memory = torch.full((6, 8), float(group.rank))
+        gapped, transposed = memory[:, ::2], torch.full((2, 3), float(group.rank)).t()
+        scattered = torch.full((4, 1), float(group.rank))[1:3].expand(2, 5)
+        for sent in (gapped, transposed, scattered):
+            assert group.broadcast_(sent) is sent
+        # Not sent: what lies between the elements of `gapped`.
+        return [sent.unique().tolist() for sent in (gapped, transposed, scattered, memory[:, 1::2])]
+
+    zero = [[0.0]] * 3
+    assert run_ranks(world_size, body) == [[*zero, [float(rank)]] for rank in range(world_size)]
+
+
+@WORLDS
 def test_each_rank_can_broadcast(world_size: int) -> None:
     def body(group: Group) -> list[int]:
         own = [torch.tensor([group.rank + 5]) for _ in range(world_size)]

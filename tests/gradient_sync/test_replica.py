@@ -1,5 +1,7 @@
 """Gradients are those of plain DDP and of one process, however a model is used."""
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -250,3 +252,55 @@ def test_what_got_no_gradient_is_said_once_and_an_abandoned_step_counts_for_noth
         assert set(first) == {"spare.weight", "spare.bias"}
         assert second == ()
         assert reached == set()
+
+
+class Wave(nn.Module):
+    """Has complex parameters, and an argument that callers look for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave = nn.Parameter(torch.tensor([[1.0 + 2.0j], [0.5 - 1.0j], [-1.0 + 0.5j]]))
+        self.line = nn.Linear(3, 1)
+        nn.init.ones_(self.line.weight)
+
+    def forward(self, rows: Tensor, scale: float = 1.0) -> Tensor:
+        found: Tensor = (rows.to(torch.complex64) @ self.wave).abs() * scale + self.line(rows)
+        return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_complex_parameters_have_the_gradients_of_one_process(world_size: int, steps: int) -> None:
+    rows = torch.randn(steps, 6, 3, generator=torch.Generator().manual_seed(1))
+
+    def run(group: Group | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Wave()
+        replica = Replica(model, group) if group else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in rows:
+            optimizer.zero_grad()
+            mine = batch.chunk(group.world_size)[group.rank] if group else batch
+            model(mine).square().mean().backward()
+            if replica is not None:
+                replica.finish_backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    for found in run_ranks(world_size, run):
+        for got, expected in zip(found, run(None), strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_forward_pass_keeps_its_signature(world_size: int) -> None:
+    """Libraries decide by it which arguments a model gets."""
+
+    def body(group: Group) -> list[str]:
+        model = Wave()
+        Replica(model, group)
+        return list(inspect.signature(model.forward).parameters)
+
+    assert run_ranks(world_size, body) == [["rows", "scale"]] * world_size

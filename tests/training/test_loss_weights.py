@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.distributed.group import Group
+from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.loss_weights import describe_weighted_mean, is_sum_over_samples
 from tests.support.ranks import RankError, run_ranks
@@ -148,6 +149,27 @@ def test_what_would_mean_nothing_is_refused(
 
     with pytest.raises(RankError, match=message):
         run_ranks(1, body)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_weight_divides_no_gradients_of_an_earlier_batch(world_size: int, tmp_path: Path) -> None:
+    """Accumulated by hand, they would be rescaled by this batch's weights."""
+
+    def body(group: Group) -> int:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            s.optimizer(sgd(model))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for number, (inputs, targets) in enumerate(map(pair_of, batches)):
+                    loss = F.cross_entropy(model(inputs), targets)
+                    try:
+                        s.backward(loss, weight=len(inputs))
+                    except UsageError:
+                        return number
+        return -1
+
+    assert run_ranks(world_size, body) == [1] * world_size
 
 
 WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {

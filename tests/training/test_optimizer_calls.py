@@ -173,6 +173,40 @@ def test_a_step_without_the_workers_gradients_is_told(do: Body, tmp_path: Path) 
     run_ranks(1, body)
 
 
+class Failing(torch.optim.SGD):
+    """Fails in its first step."""
+
+    has_failed = False
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if not self.has_failed:
+            self.has_failed = True
+            raise ArithmeticError
+        super().step()
+
+
+def test_a_step_that_failed_leaves_later_ones_guarded(tmp_path: Path) -> None:
+    def body(group: Group) -> None:
+        with session_on(group, tmp_path) as s:
+            model = s.model(net())
+            optimizer = s.optimizer(Failing(model.parameters(), lr=0.1))
+            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            for _ in s.epochs(1):
+                for number, (inputs, targets) in enumerate(map(pair_of, batches)):
+                    if number == 0:
+                        with pytest.raises(ArithmeticError):
+                            s.step(F.cross_entropy(model(inputs), targets))
+                        continue
+                    before = weights_of(model)
+                    F.cross_entropy(model(inputs), targets).backward()
+                    with pytest.raises(UsageError):
+                        optimizer.step()
+                    assert all(map(torch.equal, before, weights_of(model)))
+                    return
+
+    run_ranks(2, body)
+
+
 def test_the_optimizer_is_its_own_again_after_the_session(tmp_path: Path) -> None:
     def body(group: Group) -> None:
         with session_on(group, tmp_path) as s:

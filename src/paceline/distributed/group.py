@@ -133,10 +133,15 @@ class Group:
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace a tensor by that of one rank, in place."""
         if self.world_size > 1:
-            sent = self._carried(tensor)
+            # Backends send memory as it lies, gaps included. Of what expand() repeats (stride 0)
+            # there is one element.
+            held = tensor
+            if not tensor.is_contiguous():
+                held = tensor[tuple(slice(1 if step == 0 else None) for step in tensor.stride())]
+            sent = self._carried(held.contiguous())
             with self._listened_to("broadcast", sent):
                 dist.broadcast(sent, src=source)
-            _take_back(tensor, sent)
+            _take_back(held, sent)
         return tensor
 
     def broadcast_text(self, text: str) -> str:

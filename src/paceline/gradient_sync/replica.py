@@ -7,6 +7,7 @@ goes through DistributedDataParallel.
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
 from typing import Protocol, final
 
 import torch
@@ -105,7 +106,7 @@ class Replica:
         self._take_parameters()
         agree_on_weights(module, group)
         if group.world_size > 1 or forward is not None:
-            module.forward = _Router(self)
+            module.forward = _Router(self, module.forward)
             vars(module)["__getstate__"] = _PlainState(module)
 
     @property
@@ -430,18 +431,24 @@ class _Body(nn.Module):
         if args and isinstance(args[0], _Surrogate):
             gradients = args[0].gradients
             named = dict(self.module.named_parameters())
-            # d/dp of sum(p * g) is g.
-            terms = [(named[name] * gradient).sum() for name, gradient in gradients.items()]
+            # d/dp of sum(p * g) is g, for real numbers.
+            pairs = [(_real(named[name]), _real(given)) for name, given in gradients.items()]
+            terms = [(parameter * gradient).sum() for parameter, gradient in pairs]
             return torch.stack([term.float() for term in terms]).sum()
         return self.compute(*args, **kwargs)
 
 
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 @final
 class _Router:
-    """The `forward` of a module that has been taken over."""
+    """The `forward` of a module that has been taken over, with its signature."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, forward: Forward) -> None:
         self._replica = replica
+        update_wrapper(self, forward)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._replica.run(*args, **kwargs)

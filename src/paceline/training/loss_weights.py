@@ -211,6 +211,12 @@ class LossWeights:
             self._sync.backward(loss, batch, more=more)
             return loss
         self._check(more=more or self._context.step.loss_before is not None)
+        if self.sums is None and any(g.is_sparse or g.any() for g in self._gradients()):
+            raise UsageError(
+                "weight=... while gradients of an earlier backward pass are there: they would be "
+                "divided by this pass's weights. Update or call zero_grad() first; to accumulate, "
+                "add the losses up, each times its weight, and divide by one weight"
+            )
         device = loss.device
         counts = torch.as_tensor(weight, dtype=widest_float(device), device=device).detach()
         loss = torch.where(counts > 0, loss, torch.zeros_like(loss))
@@ -286,12 +292,16 @@ class LossWeights:
             sums = torch.zeros(division.parts, dtype=widest_float(device), device=device)
         total = self._context.group.sum_(sums).sum()
         factor = torch.where(total > 0, samples / total, torch.zeros_like(total))
-        optimizers = self._context.components.optimizers
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        parameters = {id(p): p for group in groups for p in group["params"]}.values()
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = self._gradients()
         if dense := [g for g in gradients if not g.is_sparse]:  # torch takes no empty list
             torch._foreach_mul_(dense, factor)
         for gradient in gradients:
             if gradient.is_sparse:
                 gradient.mul_(factor.to(gradient.dtype))
+
+    def _gradients(self) -> list[Tensor]:
+        """List the gradients that the optimizers' parameters have."""
+        optimizers = self._context.components.optimizers
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = {id(p): p for group in groups for p in group["params"]}.values()
+        return [p.grad for p in parameters if p.grad is not None]

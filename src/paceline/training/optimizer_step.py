@@ -143,17 +143,19 @@ class OptimizerStep(StepHook):
                 clip_gradients(_parameters(optimizer), self.clip_norm)
         self.is_updating = True
         # Update; the scaler leaves out optimizers whose gradients aren't finite.
-        if self.scaler is None:
-            for optimizer in optimizers:
-                optimizer.step()
-        else:
-            for optimizer in filter(_has_gradients, optimizers):
-                if optimizer not in self._begun:
-                    self._begun.append(optimizer)
-                    begin_momentum(optimizer)
-                self.scaler.step(optimizer)
-                self._has_stepped = True
-        self.is_updating = False
+        try:
+            if self.scaler is None:
+                for optimizer in optimizers:
+                    optimizer.step()
+            else:
+                for optimizer in filter(_has_gradients, optimizers):
+                    if optimizer not in self._begun:
+                        self._begun.append(optimizer)
+                        begin_momentum(optimizer)
+                    self.scaler.step(optimizer)
+                    self._has_stepped = True
+        finally:
+            self.is_updating = False
         if zero_grads:
             self.zero_grad()
         if self.step_profiler.is_sampling:

@@ -9,13 +9,13 @@ import pytest
 
 from paceline.cli.app import main
 from paceline.errors import ExitCode
-from paceline.provision.aws.orphaned_resources import find_orphaned
+from paceline.provision.aws.stack import connect, find_leftovers
 from tests.cli.conftest import Paceline
-from tests.provision.aws.account import Account, emptied, served
+from tests.provision.aws.account import PUBLIC_KEY, Account, emptied, served
 
 pytestmark = pytest.mark.xdist_group("aws")
 
-UP = ["aws", "up", "--allow-ssh-from", "192.0.2.7", "--no-efa"]
+UP = ["aws", "up", "--allow-ssh-from", "192.0.2.7", "--no-efa", "--image", "ami-1e749f67"]
 
 
 @pytest.fixture(scope="module")
@@ -34,53 +34,50 @@ def account(moto: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 def test_an_interrupted_up_leaves_nothing(
     paceline: Paceline, account: Account, number: signal.Signals
 ) -> None:
-    """Once while AWS makes the stack, once while the nodes start."""
+    """Once while AWS creates the stack, once while the nodes start."""
     account.faults(hold=number == signal.SIGINT)
-    awaited = "making the stack" if number == signal.SIGINT else "waiting for ssh"
+    awaited = "creating the stack" if number == signal.SIGINT else "waiting for the nodes"
     process = paceline.start(*UP, "--yes")
     assert process.stderr is not None
     for line in process.stderr:
         if awaited in line:
-            assert len(find_orphaned(account.aws(), "paceline")) > 8
+            assert len(find_leftovers(connect(None), "paceline")) > 6
             process.send_signal(number)
             break
     rest = process.stderr.read()  # up to the end of the process
     assert paceline.finish(process).code == ExitCode.RESUMABLE, rest
-    assert "nothing is left\npaceline: interrupted" in rest
-    assert find_orphaned(account.aws(), "paceline") == []
+    assert "nothing is left of paceline in us-east-1\npaceline: interrupted" in rest
+    assert find_leftovers(connect(None), "paceline") == []
 
 
 @pytest.mark.slow
 def test_from_up_to_down(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*UP, "--yes", "--no-wait"]) == ExitCode.DONE
-    shown = capsys.readouterr()
-    assert "5.672 USD an hour and node" in shown.err
-    assert "96 of 768 needed, 0 in use" in shown.err
-    assert main(["aws", "status"]) == ExitCode.DONE
-    assert "stack CREATE_COMPLETE\nNode0    running" in capsys.readouterr().out
-    account.faults(console=_console())
-    assert main(["aws", "hosts", "--write", "hosts.txt"]) == ExitCode.DONE
-    shown = capsys.readouterr()
-    assert shown.out == Path("hosts.txt").read_text()
-    assert shown.out.count("slots=4 user=ubuntu") == 2
+    begin, end = (f"-----{word} SSH HOST KEY KEYS-----" for word in ("BEGIN", "END"))
+    account.faults(console=f"{begin}\n{PUBLIC_KEY}\n{end}\n")
+    assert main([*UP, "--yes"]) == ExitCode.DONE
+    assert "paceline train RECIPE --hostfile" in capsys.readouterr().err
+    assert main([*UP, "--yes"]) == ExitCode.USAGE  # there is one already
     home = Path.home() / ".paceline/aws/paceline"
     assert home.joinpath("known_hosts").read_text().count("ssh-ed25519 AAAA") == 2
     config = home.joinpath("ssh_config").read_text()
     assert "StrictHostKeyChecking yes" in config
     assert ".ssh/id_ed25519" in config
+    capsys.readouterr()
+    assert main(["aws", "status"]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert "stack CREATE_COMPLETE\nNode0    running" in shown
+    assert shown.count("  stops 20") == 2
+    assert main(["aws", "hosts"]) == ExitCode.DONE
+    shown = capsys.readouterr().out
+    assert shown == home.joinpath("hosts").read_text()
+    assert shown.count("slots=4 user=ubuntu") == 2
     assert main(["aws", "down"]) == ExitCode.DONE
+    assert not home.exists()
     assert "nothing is left" in capsys.readouterr().err
     assert main(["aws", "status"]) == ExitCode.DONE
     assert "no nodes named paceline" in capsys.readouterr().out
     assert main(["aws", "hosts"]) == ExitCode.USAGE
     capsys.readouterr()
-
-
-def _console() -> str:
-    from tests.provision.aws.account import PUBLIC_KEY
-
-    begin, end = (f"-----{word} SSH HOST KEY KEYS-----" for word in ("BEGIN", "END"))
-    return f"{begin}\n{PUBLIC_KEY}\n{end}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -94,11 +91,11 @@ def test_nobody_pays_without_being_asked(
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert main(UP) == ExitCode.USAGE
-    assert "give --yes" in capsys.readouterr().err
+    assert "add --yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", _Terminal("no\n"))
     assert main(UP) == ExitCode.DONE
-    assert "nothing was made" in capsys.readouterr().err
-    assert find_orphaned(account.aws(), "paceline") == []
+    assert "nothing was created" in capsys.readouterr().err
+    assert find_leftovers(connect(None), "paceline") == []
 
 
 class _Terminal:
@@ -113,16 +110,15 @@ class _Terminal:
 
 
 @pytest.mark.slow
-def test_a_dry_run_prints_and_makes_nothing(
+def test_a_dry_run_prints_and_creates_nothing(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    account.faults(quota=0)
     assert main([*UP, "--dry-run", "--nodes", "3", "--max-hours", "2"]) == ExitCode.DONE
     printed = json.loads(capsys.readouterr().out)
     assert "Node2" in printed["template"]["Resources"]
     assert printed["parameters"]["StopAfterMinutes"] == "120"
     assert printed["parameters"]["SshFrom"] == "192.0.2.7/32"
-    assert find_orphaned(account.aws(), "paceline") == []
+    assert find_leftovers(connect(None), "paceline") == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ from paceline.launch.registry import launchers
 from paceline.options.command_line import flag, read_options
 from paceline.options.fields import OptionField, OptionValue, option_fields
 from paceline.options.text import printable, shortened
-from paceline.provision.aws.options import AskOptions, ClusterPlace, NetworkOptions, NodeOptions
+from paceline.provision.aws.options import (
+    ClusterOptions,
+    ConfirmOptions,
+    NetworkOptions,
+    NodeOptions,
+)
 from paceline.runtime.spec import Launch
 from paceline.scaling.options import PredictOptions, ScaleOptions
 from paceline.training.config import TrainConfig, training_options
@@ -56,7 +61,7 @@ _TAKERS: Mapping[str, tuple[Sequence[OptionField], Callable[[Given], object]]] =
     "predict": (option_fields(PredictOptions, ""), _made(PredictOptions)),
     "aws": (
         [*{o.name: o for own in AWS_OPTIONS.values() for o in own}.values()],
-        _made(ClusterPlace, NodeOptions, NetworkOptions, AskOptions),
+        _made(ClusterOptions, NodeOptions, NetworkOptions, ConfirmOptions),
     ),
 }
 

@@ -1,6 +1,5 @@
 """Calls AWS through boto3, and turns its errors into one line that says what to do."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
@@ -23,7 +22,6 @@ _STRANGERS = (
     "OptInRequired",
 )
 _MAX_CHARACTERS = 300  # of a page that some proxy answers instead
-_PERMISSION = re.compile(r"not authorized to perform:? ([\w-]+:\w+)")
 _CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
 )
@@ -46,10 +44,6 @@ class Aws:
         self._session = session
         self._services: dict[str, object] = {}
 
-    def at(self, region: str) -> "Aws":
-        """Give the same account in another region, for services that live in one."""
-        return Aws(self._session, region)
-
     def call(self, service: str, operation: str, **arguments: object) -> Answer:
         """Call an operation, named as in boto3. Tries again where AWS asks for it; blocks.
 
@@ -64,23 +58,6 @@ class Aws:
         """
         with _errors_explained(service, operation):
             return Answer(getattr(self._service(service), operation)(**arguments))
-
-    def first(
-        self, operation: str, listed: str, missing: str, **arguments: object
-    ) -> Answer | None:
-        """Give the first that an operation of EC2 lists; None where there is none.
-
-        Args:
-            listed: The answer's member with the list.
-            missing: How the code begins with which AWS says so.
-            arguments: As boto3 wants them.
-        """
-        try:
-            return next(iter(self.call("ec2", operation, **arguments)[listed]), None)
-        except AwsError as error:
-            if error.code.startswith(missing):
-                return None
-            raise
 
     def pages(
         self, service: str, operation: str, listed: str, **arguments: object
@@ -124,7 +101,7 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
         raise UsageError(
-            "paceline aws needs boto3, which isn't installed: pip install 'paceline[aws]'"
+            "copies at s3:// need boto3, which isn't installed: pip install 'paceline[s3]'"
         ) from error
     try:
         session = boto3.Session(region_name=region)
@@ -138,12 +115,6 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
     if region is None:
         raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
     return Aws(session, region)
-
-
-def permission_named(text: str) -> str | None:
-    """Find the permission that AWS says is missing, such as `ec2:RunInstances`."""
-    match = _PERMISSION.search(text)
-    return match[1] if match else None
 
 
 @contextmanager
@@ -163,9 +134,8 @@ def _refusal(service: str, operation: str, answer: Answer) -> PacelineError:
     code, message = answer["Error"].text("Code"), answer["Error"].text("Message")
     called = f"{service}:{operation.title().replace('_', '')}"
     if code in _DENIED:
-        permission = permission_named(message) or called
         return UsageError(
-            f"your AWS credentials lack the permission {permission}: ask for it, or use others"
+            f"your AWS credentials lack the permission {called}: ask for it, or use others"
         )
     if code in _STRANGERS:
         return UsageError(f"AWS doesn't accept your credentials ({code}): {_CREDENTIALS}")

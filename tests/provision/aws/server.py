@@ -1,9 +1,8 @@
 """moto's server, with what it lacks for a cluster's stack, and faults by request. A process's main.
 
-Prints its port. Added: placement groups, key pairs and route tables in stacks, the price list,
-quotas, and AWS's own parameters. `POST /faults` with JSON says what goes wrong from then on:
-`hold` keeps stacks in the making, `fail` gives the reason why they fail, `deny` lists operations
-that aren't permitted, `quota` is the answer for every quota, `console` what consoles show. With
+Prints its port. Added: networks in stacks that can be deleted. `POST /faults` with
+JSON says what goes wrong from then on: `hold` keeps stacks in the making, `fail` gives the reason
+why they fail, `deny` lists operations that aren't permitted, `console` is what consoles show. With
 `s3`, requests about objects whose names end with `on` `fail` or `hang`, or the bytes that they send
 are changed (`corrupt`).
 """
@@ -17,104 +16,44 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import parse_qs
 
-from moto.core.common_models import CloudFormationModel
+from moto.core.responses import ActionResult
 from moto.ec2 import models as ec2
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import (
+    elastic_ip_addresses,
     elastic_network_interfaces,
     internet_gateways,
     route_tables,
     subnets,
 )
+from moto.ec2.responses.tags import TagResponse
 from moto.ec2.utils import random_ip
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-IMAGE = "ami-1e749f67"
-PRICE_USD = 5.672
-GROUPS: dict[str, str] = {}
-"""Placement groups, and the cluster that each belongs to."""
 Environ = dict[str, Any]
 Start = Callable[..., object]
 
 
-class StackKeyPair(CloudFormationModel):
-    """AWS::EC2::KeyPair with an imported key."""
-
-    __module__ = "moto.ec2.models"  # moto files its models by the second word
-
-    def __init__(self, pair: Any) -> None:
-        self.pair = pair
-
-    @property
-    def physical_resource_id(self) -> str:
-        return str(self.pair.key_name)
-
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return ""
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::EC2::KeyPair"
-
-    @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: dict[str, Any],
-        account_id: str,
-        region_name: str,
-        **kwargs: Any,
-    ) -> "StackKeyPair":
-        given = cloudformation_json["Properties"]
-        tags = {tag["Key"]: tag["Value"] for tag in given["Tags"]}
-        backend = ec2.ec2_backends[account_id][region_name]
-        return cls(
-            backend.import_key_pair(given["KeyName"], given["PublicKeyMaterial"].encode(), tags)
-        )
-
-    def delete(self, account: str, region: str) -> None:
-        ec2.ec2_backends[account][region].delete_key_pair(self.pair.key_name)
-
-
-class StackPlacementGroup(CloudFormationModel):
-    """AWS::EC2::PlacementGroup."""
-
-    __module__ = "moto.ec2.models"  # moto files its models by the second word
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @property
-    def physical_resource_id(self) -> str:
-        return self.name
-
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return ""
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::EC2::PlacementGroup"
-
-    @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: dict[str, Any],
-        account_id: str,
-        region_name: str,
-        **kwargs: Any,
-    ) -> "StackPlacementGroup":
-        GROUPS[resource_name] = cloudformation_json["Properties"]["Tags"][0]["Value"]
-        return cls(resource_name)
-
-    def delete(self, account: str, region: str) -> None:
-        GROUPS.pop(self.name, None)
+def exists(backend: Any, resource: str) -> bool:
+    """Whether a resource is there: moto keeps the tags of those that were deleted."""
+    if resource.startswith("eni-"):
+        return resource in backend.enis
+    if "-" not in resource:
+        return any(each.public_ip == resource for each in backend.addresses)
+    try:
+        return bool(backend.do_resources_exist([resource]))
+    except EC2ClientError:
+        return False
 
 
 def mend() -> None:
-    """Let stacks with networks be deleted, and give addresses that are safe."""
+    """Let stacks with networks be deleted, tags go with them, and addresses be safe ones."""
+
+    def describe_tags(self: Any) -> ActionResult:
+        tags = self.ec2_backend.describe_tags(self._filters_from_querystring())
+        found = [tag for tag in tags if exists(self.ec2_backend, tag["resource_id"])]
+        return ActionResult({"Tags": found})
 
     def delete_table(self: Any, account: str, region: str) -> None:
         self._associations.clear()
@@ -123,12 +62,17 @@ def mend() -> None:
     def delete_nothing(self: Any, account: str, region: str) -> None:
         """Deleted with the table."""
 
+    def delete_address(self: Any, account: str, region: str) -> None:
+        ec2.ec2_backends[account][region].release_address(allocation_id=self.allocation_id)
+
     def delete_gateway(self: Any, account: str, region: str) -> None:
         backend = ec2.ec2_backends[account][region]
         if self.vpc is not None:
             backend.detach_internet_gateway(self.id, self.vpc.id)
         backend.delete_internet_gateway(self.id)
 
+    TagResponse.describe_tags = describe_tags  # type: ignore[method-assign]
+    elastic_ip_addresses.ElasticAddress.delete = delete_address  # type: ignore[attr-defined]
     internet_gateways.InternetGateway.delete = delete_gateway  # type: ignore[attr-defined]
     route_tables.RouteTable.delete = delete_table  # type: ignore[attr-defined]
     route_tables.Route.delete = delete_nothing  # type: ignore[attr-defined]
@@ -147,16 +91,14 @@ class Front:
     def __call__(self, environ: Environ, start: Start) -> Iterable[bytes]:
         size = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(size)
-        if environ["PATH_INFO"] == "/moto-api/reset":
-            GROUPS.clear()
         if environ["PATH_INFO"] == "/faults":
             self._faults = json.loads(body)
             return _answer(start, b"{}")
         environ["wsgi.input"] = io.BytesIO(body)
         if environ["PATH_INFO"].endswith(self._faults.get("on", "\0")):
             return self._spoilt(environ, body, start)
-        service, operation, fields = _asked(environ, body)
-        own = self._own(service, operation, fields)
+        service, operation = _asked(environ, body)
+        own = self._own(service, operation)
         if own is not None:
             status, content = own
             kind = "text/xml" if content.startswith(b"<") else "application/x-amz-json-1.1"
@@ -174,9 +116,7 @@ class Front:
             environ["wsgi.input"] = io.BytesIO(body[:-1] + bytes([body[-1] ^ 1]))
         return self._moto(environ, start)
 
-    def _own(
-        self, service: str, operation: str, fields: dict[str, list[str]]
-    ) -> tuple[str, bytes] | None:
+    def _own(self, service: str, operation: str) -> tuple[str, bytes] | None:
         if f"{service}:{operation}" in self._faults.get("deny", ()):
             return _denied(service, operation)
         faults = self._faults
@@ -184,19 +124,13 @@ class Front:
             return _ok(_console(faults["console"]))
         if operation == "DescribeStackEvents" and "fail" in faults:
             return _ok(EVENTS.replace("REASON", faults["fail"]))
-        answers: dict[str, Callable[[], str]] = {
-            "GetProducts": lambda: json.dumps({"PriceList": [json.dumps(PRODUCT)]}),
-            "GetServiceQuota": lambda: json.dumps({"Quota": {"Value": faults.get("quota", 768)}}),
-            "GetParameters": lambda: _parameters(fields["Names"]),
-            "DescribePlacementGroups": lambda: _groups(fields.get("Filter.1.Value.1", [""])[0]),
-        }
-        return _ok(answers[operation]()) if operation in answers else None
+        return None
 
     def _changed(self, operation: str, environ: Environ, start: Start) -> Iterable[bytes]:
         hold, fail = self._faults.get("hold"), self._faults.get("fail")
         if operation != "DescribeStacks" or not (hold or fail):
             return self._moto(environ, start)
-        status = "CREATE_IN_PROGRESS" if hold else "ROLLBACK_IN_PROGRESS"
+        status = "CREATE_IN_PROGRESS" if hold else "ROLLBACK_COMPLETE"
         kept: list[Any] = []
         content = b"".join(self._moto(environ, lambda *given: kept.extend(given)))
         content = content.replace(b"CREATE_COMPLETE", status.encode())
@@ -205,13 +139,12 @@ class Front:
         return [content]
 
 
-def _asked(environ: Environ, body: bytes) -> tuple[str, str, dict[str, list[str]]]:
+def _asked(environ: Environ, body: bytes) -> tuple[str, str]:
     """Find out service and operation of a request."""
     scope = re.search(r"/([\w-]+)/aws4_request", environ.get("HTTP_AUTHORIZATION", ""))
     target = environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]
-    fields = json.loads(body) if target else parse_qs(body.decode("utf-8", "replace"))
-    operation = target or fields.get("Action", [""])[0]
-    return (scope[1] if scope else "", operation, fields)
+    operation = target or parse_qs(body.decode("utf-8", "replace")).get("Action", [""])[0]
+    return (scope[1] if scope else "", operation)
 
 
 def _answer(
@@ -243,34 +176,6 @@ def _console(text: str) -> str:
     return f"<GetConsoleOutputResponse><output>{output}</output></GetConsoleOutputResponse>"
 
 
-def _parameters(names: list[str]) -> str:
-    """Know one of AWS's parameters: the newest deep-learning image for x86_64."""
-    known = [name for name in names if "x86_64/oss-nvidia-driver-gpu-pytorch-2.12" in name]
-    return json.dumps({"Parameters": [{"Name": name, "Value": IMAGE} for name in known]})
-
-
-def _groups(cluster: str) -> str:
-    items = "".join(
-        f"<item><groupName>{name}</groupName><state>available</state></item>"
-        for name, owner in GROUPS.items()
-        if owner == cluster
-    )
-    answer = f"<placementGroupSet>{items}</placementGroupSet>"
-    return f"<DescribePlacementGroupsResponse>{answer}</DescribePlacementGroupsResponse>"
-
-
-PRODUCT = {
-    "product": {"productFamily": "Compute Instance"},
-    "terms": {
-        "OnDemand": {
-            "A.B": {
-                "priceDimensions": {
-                    "A.B.C": {"unit": "Hrs", "pricePerUnit": {"USD": f"{PRICE_USD:.10f}"}}
-                }
-            }
-        }
-    },
-}
 EVENTS = """<DescribeStackEventsResponse><DescribeStackEventsResult><StackEvents>
 <member><LogicalResourceId>Node1</LogicalResourceId><ResourceStatus>CREATE_FAILED</ResourceStatus>
 <ResourceStatusReason>Resource creation cancelled</ResourceStatusReason></member>

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from paceline.errors import InfrastructureError, UsageError
-from paceline.launch.aws_client import AwsError, connect, permission_named
+from paceline.launch.aws_client import AwsError, connect
 from tests.provision.aws.account import Account
 
 pytestmark = pytest.mark.xdist_group("aws")
@@ -38,7 +38,7 @@ def test_with_a_profile_that_is_not_there(
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(UsageError, match=r"pip install 'paceline\[aws\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'paceline\[s3\]'"):
         connect(None)
 
 
@@ -63,8 +63,3 @@ def test_all_pages_are_read(account: Account) -> None:
     aws.call("ec2", "run_instances", ImageId=image, MinCount=7, MaxCount=7, InstanceType="m5.large")
     pages = aws.pages("ec2", "describe_instances", "Reservations", MaxResults=5)
     assert sum(1 for each in pages for _ in each["Instances"]) == 7
-
-
-def test_permissions_are_found_in_messages() -> None:
-    assert permission_named("x is not authorized to perform: iam:PassRole on y") == "iam:PassRole"
-    assert permission_named("nothing of the kind") is None

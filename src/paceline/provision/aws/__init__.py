@@ -1,1 +1,1 @@
-"""Nodes of one's own on AWS: made as one CloudFormation stack, and taken down as one."""
+"""Nodes on AWS: created as one CloudFormation stack, and deleted as one."""

@@ -8,16 +8,11 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]*")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-_KEY_NAME = re.compile(r"[\w .+@:=,/-]{1,255}")
-_MAX_NODES = 64
-_MIN_PORTS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterPlace:
+class ClusterOptions:
     """Which nodes are meant."""
 
     name: str = "paceline"
@@ -27,10 +22,10 @@ class ClusterPlace:
     """AWS region. Default: that of your AWS configuration (AWS_REGION, or the profile's)."""
 
     def __post_init__(self) -> None:
-        """Check the name.
+        """Check the name, which also names a directory.
 
         Raises:
-            UsageError: CloudFormation wouldn't take it.
+            UsageError: CloudFormation wouldn't accept it.
         """
         if not _NAME.fullmatch(self.name):
             raise UsageError(
@@ -44,16 +39,16 @@ class NodeOptions:
     """What the nodes are."""
 
     nodes: int = 2
-    """How many nodes to make."""
+    """How many nodes to create."""
 
     instance_type: str = "g5.12xlarge"
     """EC2 instance type of each node."""
 
     spot: bool = False
-    """Take spot capacity: cheaper, and taken away again when AWS needs it."""
+    """Use spot capacity: cheaper, and taken away again when AWS needs it."""
 
     max_hours: float = 12.0
-    """Life time: so many hours after its start each node shuts itself down and is gone, with its
+    """Lifetime: so many hours after its start each node shuts itself down and is gone, with its
     disk, whatever runs on it."""
 
     disk_gb: int = 200
@@ -62,6 +57,9 @@ class NodeOptions:
     image: str | None = None
     """Machine image: an AMI's id, or the name of an SSM parameter that holds one. Default: AWS's
     deep-learning image with PyTorch on Ubuntu, for the type's architecture."""
+
+    root_device: str = "/dev/sda1"
+    """Name of the root disk's device; it depends on the image."""
 
     login: str = "ubuntu"
     """User to log in as; it depends on the image."""
@@ -74,28 +72,27 @@ class NodeOptions:
     they have no rights in your account at all."""
 
     def __post_init__(self) -> None:
-        """Check the ranges.
+        """Check what is used on this machine, or that CloudFormation doesn't check.
 
         Raises:
             UsageError: A value is out of range or can't be read.
         """
-        _check_range("--nodes", self.nodes, 1, _MAX_NODES)
-        _check_range("--max-hours", self.max_hours, 0.25, 24 * 30)
-        _check_range("--disk-gb", self.disk_gb, 8, 16384)
+        for flag, value, least, most in (
+            ("--nodes", self.nodes, 1, 64),
+            ("--max-hours", self.max_hours, 0.25, 24 * 30),
+            ("--disk-gb", self.disk_gb, 8, 16384),
+        ):
+            if not math.isfinite(value) or not least <= value <= most:
+                raise UsageError(f"{flag} is {value}; it must be from {least:g} to {most:g}")
         if not _USER.fullmatch(self.login):
-            raise UsageError(f"--login {self.login!r} is no user's name")
+            raise UsageError(f"--login {self.login!r} is not a user name")
         if not self.node_python.startswith("/") or not self.node_python.isprintable():
-            raise UsageError(f"--node-python {self.node_python!r} must be a whole path: /...")
-        if self.bucket is not None:
-            split_bucket(self.bucket)
+            raise UsageError(f"--node-python {self.node_python!r} must be an absolute path")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
     """How the nodes are reached, and how they reach each other."""
-
-    ssh_key: str | None = None
-    """Name of an EC2 key pair that is there already, to log in with."""
 
     public_key: str | None = None
     """File with the public key to log in with; it becomes a key pair of the stack. Default:
@@ -104,10 +101,6 @@ class NetworkOptions:
     allow_ssh_from: str | None = None
     """Addresses that may log in, such as 192.0.2.7 or 192.0.2.0/24. Default: yours alone, as
     checkip.amazonaws.com sees it."""
-
-    port_range: str = "20000-29999"
-    """TCP ports on which the nodes reach each other, and from which their systems take every port
-    for Gloo and NCCL."""
 
     zone: str | None = None
     """Availability zone, all nodes in one. Default: the first that offers the instance type."""
@@ -120,78 +113,33 @@ class NetworkOptions:
     them."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without AWS.
+        """Check who may log in, and where the nodes are.
 
         Raises:
-            UsageError: A value can't be read, or lets too many in.
+            UsageError: A value can't be read, or allows too much.
         """
-        split_ports(self.port_range)
         if self.allow_ssh_from is not None:
             read_network(self.allow_ssh_from)
-        if self.ssh_key is not None and self.public_key is not None:
-            raise UsageError("--ssh-key names a key pair at AWS, --public-key a file: give one")
-        if self.ssh_key is not None and not _KEY_NAME.fullmatch(self.ssh_key):
-            raise UsageError(f"--ssh-key {self.ssh_key!r} can't be a key pair's name")
         if self.subnet is not None and self.zone is not None:
-            raise UsageError("--subnet lies in a zone already: leave out --zone")
+            raise UsageError("--subnet is in a zone already: leave out --zone")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskOptions:
-    """What is asked, and what is waited for."""
+class ConfirmOptions:
+    """Whether nodes are created."""
 
     yes: bool = False
-    """Don't ask before nodes are made that cost money."""
+    """Don't ask before nodes are created that cost money."""
 
     dry_run: bool = False
-    """Print the template and its parameters, and make nothing."""
-
-    wait: bool = True
-    """Wait until each node answers on its ssh port, and fetch its host key."""
-
-
-def split_bucket(text: str) -> tuple[str, str]:
-    """Split `bucket/a/prefix` (`s3://` may stand before it).
-
-    Returns:
-        Bucket and prefix; the prefix may be empty.
-
-    Raises:
-        UsageError: It can't be a bucket's name, or the prefix has signs with a meaning of their
-            own to AWS.
-    """
-    bucket, _, prefix = text.removeprefix("s3://").partition("/")
-    if not _BUCKET.fullmatch(bucket) or not _PREFIX.fullmatch(prefix):
-        raise UsageError(f"--bucket {text!r}: write bucket or bucket/prefix, without * ? or $")
-    return bucket, prefix.strip("/")
-
-
-def split_ports(text: str) -> tuple[int, int]:
-    """Read a range of ports, `20000-29999`.
-
-    Raises:
-        UsageError: It is no range, or too small for the connections of a training.
-    """
-    first, _, last = text.partition("-")
-    if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
-        raise UsageError(f"--port-range {text!r} is no range of ports. Write 20000-29999")
-    low, high = int(first), int(last)
-    if not 1024 <= low <= high <= 65535 or high - low + 1 < _MIN_PORTS:
-        raise UsageError(
-            f"--port-range {text}: it must lie within 1024-65535 and hold at least {_MIN_PORTS} "
-            "ports, since every connection between workers takes some"
-        )
-    return low, high
+    """Print the template and its parameters, and create nothing."""
 
 
 def read_network(text: str) -> str:
-    """Read an IPv4 address or network; one that is open to the world is refused.
-
-    Returns:
-        The network in CIDR notation.
+    """Return an IPv4 address or network in CIDR notation.
 
     Raises:
-        UsageError: It is none, or wider than /8.
+        UsageError: It is neither, or wider than /8.
     """
     try:
         network = ipaddress.IPv4Network(text, strict=False)
@@ -205,8 +153,3 @@ def read_network(text: str) -> str:
             f"--allow-ssh-from {text} would let the world in: give your own address or network"
         )
     return str(network)
-
-
-def _check_range(flag: str, value: float, least: float, most: float) -> None:
-    if not math.isfinite(value) or not least <= value <= most:
-        raise UsageError(f"{flag} is {value}; it must be from {least:g} to {most:g}")

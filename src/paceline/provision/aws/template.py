@@ -1,4 +1,4 @@
-"""The CloudFormation template: shipped beside this module, with as many nodes as are wanted."""
+"""The CloudFormation template and its parameters. Pure: AWS isn't called."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,152 +6,166 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from paceline.errors import UsageError
-
-Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
+from paceline.provision.aws.options import NodeOptions
 
 CLUSTER_TAG = "paceline:cluster"
 NODE_TAG = "paceline:node"
-MOST_BYTES = 51_200
-"""A template sent with the request; AWS CloudFormation quotas, "Template body size"."""
-
-_PROTOTYPES = ("Node0", "Node0Address")
-_ONLY_ELSEWHERE = {True: ("SubnetId", "VpcId"), False: ("Zone",)}
-"""Parameters that a template with a network of its own doesn't have, and one without."""
+MAX_BYTES = 51_200
+"""Of a template in a request; AWS CloudFormation quotas, "Template body size"."""
+IMAGE = (
+    "/aws/service/deeplearning/ami/{architecture}/oss-nvidia-driver-gpu-pytorch-2.11-ubuntu-24.04/"
+    "latest/ami-id"
+)
+"""SSM parameter of AWS's deep-learning image, which CloudFormation resolves."""
+_NETWORK = "Network Gateway GatewayAttachment Routes DefaultRoute Subnet SubnetRoutes".split()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a template has, and how many of it; all else CloudFormation chooses by parameters."""
+class InstanceType:
+    """What matters of an EC2 instance type."""
 
-    nodes: int
-    """How many; at least 1."""
-    fabric_cards: tuple[int, ...] = ()
+    architecture: str
+    gpus: int
+    fabric_cards: tuple[int, ...]
+    """Indices of the network cards that can have an Elastic Fabric Adapter."""
+    cluster_placement: bool
+    """Whether several can be placed close together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where the nodes are placed."""
+
+    zone: str
+    subnet: str = ""
+    """Empty: the nodes get a network of their own."""
+    vpc: str = ""
+    public: bool = True
+    """Whether nodes there have public addresses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is going to be created."""
+
+    name: str
+    options: NodeOptions
+    type: InstanceType
+    site: Site
+    fabric_cards: tuple[int, ...]
     """Indices of the network cards that get a fabric adapter."""
-    elastic_addresses: bool = False
-    """Whether each node has an elastic address; AWS gives no other with several interfaces."""
-    own_network: bool = True
-    """Whether the nodes have a network of their own."""
+    public_key: str
+    ssh_from: str
+    """Network that may log in, in CIDR notation."""
+
+    @property
+    def elastic_addresses(self) -> bool:
+        """Whether each node needs an elastic address: EC2 assigns none if it has several cards."""
+        return bool(self.fabric_cards) and self.site.public
+
+    def template(self) -> str:
+        """Return the template."""
+        return build_template(
+            self.options.nodes,
+            self.fabric_cards,
+            own_network=not self.site.subnet,
+            elastic_addresses=self.elastic_addresses,
+            image_from_ssm=not (self.options.image or "").startswith("ami-"),
+        )
+
+    def parameters(self) -> Mapping[str, str]:
+        """Return the template's parameters."""
+        options, site = self.options, self.site
+        bucket, _, prefix = (options.bucket or "").removeprefix("s3://").partition("/")
+        public = site.public and not self.fabric_cards and not site.subnet
+        close = options.nodes > 1 and self.type.cluster_placement
+        return {
+            "Cluster": self.name,
+            "ImageId": options.image or IMAGE.format(architecture=self.type.architecture),
+            "InstanceType": options.instance_type,
+            "RootDevice": options.root_device,
+            "DiskGb": str(options.disk_gb),
+            "StopAfterMinutes": str(-int(-options.max_hours * 60 // 1)),
+            "SshFrom": self.ssh_from,
+            "PublicKey": self.public_key,
+            **(
+                {"Subnet": site.subnet, "Network": site.vpc} if site.subnet else {"Zone": site.zone}
+            ),
+            "PublicAddress": "yes" if public else "no",
+            "Spot": "yes" if options.spot else "no",
+            "ClusterPlacement": "yes" if close else "no",
+            "Bucket": bucket,
+            "Prefix": prefix.strip("/"),
+            "Login": options.login,
+            "Python": options.node_python,
+            "Slots": str(max(1, self.type.gpus)),
+        }
 
 
-def build_template(shape: Shape) -> str:
-    """Write the template of a shape: CloudFormation itself has no loops.
+def build_template(
+    nodes: int,
+    fabric_cards: Sequence[int] = (),
+    *,
+    own_network: bool = True,
+    elastic_addresses: bool = False,
+    image_from_ssm: bool = True,
+) -> str:
+    """Return the shipped template with as many nodes as wanted: CloudFormation has no loops.
+
+    Args:
+        fabric_cards: Indices of the network cards that get a fabric adapter.
+        own_network: Whether the stack has a network; else its subnet and VPC are parameters.
+        elastic_addresses: Whether each node has one, with its allocation's id as an output.
+        image_from_ssm: Whether the image is the name of an SSM parameter, not an AMI's id.
 
     Returns:
         JSON.
 
     Raises:
-        UsageError: It is more than CloudFormation takes.
+        UsageError: CloudFormation wouldn't accept its size.
     """
-    template = read_template()
-    resources = _object(template["Resources"])
-    # Repeat what there is several of: interfaces, then nodes.
-    _set_interfaces(resources, shape.fabric_cards)
-    _repeat_nodes(resources, shape.nodes)
-    # Decide conditions that are known by now, and leave out what they exclude.
-    decided = {
-        "OwnNetwork": shape.own_network,
-        "UseFabric": bool(shape.fabric_cards),
-        "ElasticAddress": shape.elastic_addresses,
-    }
-    template["Resources"] = _without_unwanted(_object(_decide(resources, decided)), decided)
-    if shape.elastic_addresses:
-        _object(template["Outputs"]).update(_address_outputs(shape.nodes))
-    for name in _ONLY_ELSEWHERE[shape.own_network]:
-        del _object(template["Parameters"])[name]
+    template = json.loads(_shipped("stack.json"))
+    parameters, resources = template["Parameters"], template["Resources"]
+    data = resources["NodeTemplate"]["Properties"]["LaunchTemplateData"]
+    data["UserData"] = {"Fn::Base64": {"Fn::Sub": read_script()}}
+    primary, fabric = data["NetworkInterfaces"]
+    fabrics = [{**fabric, "NetworkCardIndex": card} for card in fabric_cards]
+    data["NetworkInterfaces"] = [primary, *fabrics]
+    if not image_from_ssm:
+        parameters["ImageId"]["Type"] = "AWS::EC2::Image::Id"
+    # Remove what isn't wanted; a condition of CloudFormation's can't be depended on.
+    unwanted = [] if fabric_cards else ["FabricGroup", "FabricIn", "FabricOut"]
+    unwanted += [] if elastic_addresses else ["Node0Address"]
+    if not own_network:
+        unwanted += _NETWORK
+        del parameters["Zone"]
+        parameters["Network"] = {"Type": "AWS::EC2::VPC::Id"}
+        parameters["Subnet"] = {"Type": "AWS::EC2::Subnet::Id"}
+    for name in unwanted:
+        del resources[name]
+    for resource in resources.values():
+        if after := [name for name in resource.pop("DependsOn", []) if name in resources]:
+            resource["DependsOn"] = after
+    # Repeat the node.
+    node = json.dumps({name: resources.pop(name) for name in list(resources) if "Node0" in name})
+    for index in range(nodes):
+        resources |= json.loads(node.replace("Node0", f"Node{index}"))
+        if elastic_addresses:
+            allocation = {"Fn::GetAtt": [f"Node{index}Address", "AllocationId"]}
+            template["Outputs"][f"Node{index}Address"] = {"Value": allocation}
     text = json.dumps(template, separators=(",", ":"))
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         raise UsageError(
-            f"the template of {shape.nodes} nodes has {len(text):,} bytes; CloudFormation takes "
-            f"{MOST_BYTES:,}. Ask for fewer nodes"
+            f"the template of {nodes} nodes has {len(text):,} bytes; CloudFormation accepts "
+            f"{MAX_BYTES:,}. Ask for fewer nodes"
         )
     return text
 
 
-def address_output(node: str) -> str:
-    """Name the output that holds the allocation id of a node's elastic address."""
-    return f"{node}Address"
-
-
-def _address_outputs(nodes: int) -> dict[str, Json]:
-    return {
-        address_output(f"Node{index}"): {
-            "Value": {"Fn::GetAtt": [f"Node{index}Address", "AllocationId"]}
-        }
-        for index in range(nodes)
-    }
-
-
-def _set_interfaces(resources: dict[str, Json], fabric_cards: Sequence[int]) -> None:
-    data = _object(_object(_object(resources["NodeTemplate"])["Properties"])["LaunchTemplateData"])
-    primary, fabric = _list(data["NetworkInterfaces"])
-    data["NetworkInterfaces"] = [
-        primary,
-        *({**_object(fabric), "NetworkCardIndex": card} for card in fabric_cards),
-    ]
-    data["UserData"] = {"Fn::Base64": {"Fn::Sub": read_script()}}
-
-
-def _repeat_nodes(resources: dict[str, Json], nodes: int) -> None:
-    # Taken before the loop, which overwrites Node0's own resources.
-    prototypes = {name: json.dumps(resources[name]) for name in _PROTOTYPES}
-    for index in range(nodes):
-        for name, text in prototypes.items():
-            resources[name.replace("0", str(index))] = json.loads(
-                text.replace("Node0", f"Node{index}")
-            )
-
-
-def _decide(value: Json, decided: Mapping[str, bool]) -> Json:
-    """Choose the branch of each condition that is decided already."""
-    if isinstance(value, list):
-        return [_decide(item, decided) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "Fn::If" in value:
-        condition, yes, no = _list(value["Fn::If"])
-        if condition in decided:
-            return _decide(yes if decided[str(condition)] else no, decided)
-    return {key: _decide(item, decided) for key, item in value.items()}
-
-
-def _without_unwanted(resources: dict[str, Json], decided: Mapping[str, bool]) -> dict[str, Json]:
-    """Remove resources that aren't wanted, and all DependsOn that name them."""
-    kept: dict[str, Json] = {}
-    for name, value in resources.items():
-        resource = _object(value)
-        if resource.get("Condition") not in decided or decided[str(resource.pop("Condition"))]:
-            kept[name] = resource
-    for resource in map(_object, kept.values()):
-        after: list[Json] = [name for name in _list(resource.pop("DependsOn", [])) if name in kept]
-        if after:
-            resource["DependsOn"] = after
-    return kept
-
-
-def read_template() -> dict[str, Json]:
-    """Read the template as it is shipped: with one node, and one fabric adapter."""
-    return _object(json.loads(_shipped("stack.json")))
-
-
 def read_script() -> str:
-    """Read what a node runs at its first start, with CloudFormation's `${names}` in it."""
+    """Return what a node runs at its first start, with CloudFormation's `${names}` in it."""
     return _shipped("node.sh")
-
-
-def as_parameters(values: Mapping[str, str]) -> list[dict[str, str]]:
-    """Write parameters as CloudFormation wants them."""
-    return [{"ParameterKey": key, "ParameterValue": value} for key, value in values.items()]
 
 
 def _shipped(name: str) -> str:
     return (files("paceline.provision.aws") / name).read_text("utf-8")
-
-
-def _object(value: Json) -> dict[str, Json]:
-    assert isinstance(value, dict), value
-    return value
-
-
-def _list(value: Json) -> list[Json]:
-    assert isinstance(value, list), value
-    return value

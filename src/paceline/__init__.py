@@ -5,8 +5,6 @@ Names are imported when they are used, so that `import paceline` costs nothing.
 
 import importlib
 import os
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from paceline._version import __version__
@@ -15,14 +13,14 @@ if TYPE_CHECKING:
     from paceline.data.augment import RandomFlip, RandomShift
     from paceline.data.memory import TensorData
     from paceline.errors import PacelineError
-    from paceline.script.notebook import launch
+    from paceline.script.notebook import notebook_launcher
     from paceline.script.session import session
     from paceline.training.job import Job
     from paceline.training.recipe import Recipe, recipe
     from paceline.training.session import Session
 
 # torch.cuda.is_available() then asks NVML, as device_count() does: CUDA's driver, once asked, can't
-# be used by the workers that `launch` forks from this process.
+# be used by the workers that `notebook_launcher` forks from this process.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 _HOMES = {
@@ -33,7 +31,7 @@ _HOMES = {
     "Recipe": "paceline.training.recipe",
     "TensorData": "paceline.data.memory",
     "Session": "paceline.training.session",
-    "launch": "paceline.script.notebook",
+    "notebook_launcher": "paceline.script.notebook",
     "recipe": "paceline.training.recipe",
     "session": "paceline.script.session",
 }
@@ -47,7 +45,7 @@ __all__ = [
     "Session",
     "TensorData",
     "__version__",
-    "launch",
+    "notebook_launcher",
     "recipe",
     "session",
 ]
@@ -57,14 +55,3 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-class _Package(ModuleType):
-    """Keeps `paceline.launch` the function: importing the subpackage of that name would bind it."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name != "launch" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -138,7 +138,8 @@ def train(scale):
                 s.step(((model(inputs) - targets) ** 2).mean() * scale)
         return s.device.type
 
-print("on", torch.cuda.device_count(), "trained on", paceline.launch(train, workers=1, scale=0.5))
+devices = paceline.notebook_launcher(train, workers=1, scale=0.5)
+print("on", torch.cuda.device_count(), "trained on", devices)
 """
 
 

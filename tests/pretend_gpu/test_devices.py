@@ -25,7 +25,7 @@ def train():
                 s.step(model(inputs).square().mean())
         return [inputs.device.type, s.world_size]
 
-print("gave", paceline.launch(train, workers=2))
+print("gave", paceline.notebook_launcher(train, workers=2))
 """
 
 

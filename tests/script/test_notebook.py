@@ -1,4 +1,4 @@
-"""`launch` from a notebook's cell: functions defined right there, on several workers."""
+"""`notebook_launcher` from a notebook's cell: functions defined right there, on several workers."""
 
 import os
 import random
@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.errors import InterruptedTraining, JobError, UsageError
-from paceline.script.notebook import _signals_held, launch
+from paceline.script.notebook import _signals_held, notebook_launcher
 from tests.launch.waiting import patient
 from tests.support.tiers import slow
 
@@ -57,7 +57,7 @@ def train(run_dir: str, steps: int = 3) -> dict[str, object]:
 @pytest.mark.parametrize("workers", [1, 2, slow(3)])
 @pytest.mark.slow
 def test_a_function_gives_its_values_in_rank_order(workers: int, tmp_path: Path) -> None:
-    found = launch(train, workers=workers, run_dir=str(tmp_path / "r"))
+    found = notebook_launcher(train, workers=workers, run_dir=str(tmp_path / "r"))
     assert found == [{"rank": r, "of": workers, "steps": 3} for r in range(workers)]
     assert (tmp_path / "r" / "summary.json").exists()
 
@@ -69,7 +69,7 @@ def test_a_workers_traceback_reaches_the_cell() -> None:
         signal.pause()  # the other is ended
 
     with pytest.raises(JobError, match="worker 1 failed") as caught:
-        launch(cell, workers=2)
+        notebook_launcher(cell, workers=2)
     assert "KeyError: 'mine'" in str(caught.value)
     assert "in cell" in str(caught.value)
 
@@ -79,7 +79,7 @@ def test_a_worker_that_dies_is_named() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(JobError, match="worker 0 ended without a word"):
-        launch(cell, workers=1)
+        notebook_launcher(cell, workers=1)
 
 
 def trains_on(run_dir: str, number: int) -> None:
@@ -101,7 +101,7 @@ def test_interrupting_the_cell_saves_and_ends_the_workers(
 ) -> None:
     assert threading.current_thread() is threading.main_thread()
     with pytest.raises(KeyboardInterrupt):
-        launch(trains_on, workers=2, run_dir=str(tmp_path / "r"), number=signal.SIGINT)
+        notebook_launcher(trains_on, workers=2, run_dir=str(tmp_path / "r"), number=signal.SIGINT)
     assert any((tmp_path / "r" / "snapshots").glob("step-*"))
     assert '"signal"' in (tmp_path / "r" / "summary.json").read_text()
     # No command can start a notebook's function: the function's own session resumes.
@@ -122,25 +122,25 @@ def test_what_a_launch_refuses_names_no_command(tmp_path: Path) -> None:
             s.loader(TensorDataset(torch.ones(12, 1)), global_batch=4)
             s.epochs(1 if seed else 2)
 
-    launch(train, workers=1, run_dir=str(tmp_path / "r"))
+    notebook_launcher(train, workers=1, run_dir=str(tmp_path / "r"))
     with pytest.raises(JobError, match=r"start a new one\s*$"):
-        launch(more, workers=1, resume=True, seed=5)
+        notebook_launcher(more, workers=1, resume=True, seed=5)
     for resume, way in ((False, r"Resume it: paceline\.session"), (True, "give those of the run")):
         with pytest.raises(JobError, match=way) as caught:
-            launch(more, workers=1, resume=resume)
+            notebook_launcher(more, workers=1, resume=resume)
         assert "paceline resume" not in str(caught.value)
         assert "--allow-change" not in str(caught.value)
 
 
 def test_usage() -> None:
     with pytest.raises(UsageError, match="at least 1"):
-        launch(print, workers=0)
+        notebook_launcher(print, workers=0)
 
 
 def test_a_worker_of_paceline_run_launches_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_REQUEST", "{}")
     with pytest.raises(UsageError, match=r"start the script by `python`, or call the function"):
-        launch(print)
+        notebook_launcher(print)
 
 
 @dataclass(frozen=True)
@@ -167,16 +167,16 @@ def test_values_come_as_plain_ones_with_their_keys() -> None:
         "result": {"accuracy": 0.5, "by_epoch": {0: 1.0}},
         ((1, 2), "a"): None,
     }
-    assert launch(cell, workers=1) == [expected]
+    assert notebook_launcher(cell, workers=1) == [expected]
     with pytest.raises(JobError, match="gave a Linear back"):
-        launch(lambda: nn.Linear(1, 1), workers=1)
+        notebook_launcher(lambda: nn.Linear(1, 1), workers=1)
     with pytest.raises(JobError, match="has a Key as a key"):
-        launch(lambda: {Key(): 1}, workers=1)
+        notebook_launcher(lambda: {Key(): 1}, workers=1)
 
 
 def test_all_workers_draw_as_the_notebook_would() -> None:
     before = random.getstate()
-    first, second = launch(lambda: [random.random() for _ in range(2)], workers=2)
+    first, second = notebook_launcher(lambda: [random.random() for _ in range(2)], workers=2)
     assert first == second == [random.random() for _ in range(2)]
     random.setstate(before)
 
@@ -184,7 +184,7 @@ def test_all_workers_draw_as_the_notebook_would() -> None:
 def test_sigterm_saves_and_ends_the_workers(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     with pytest.raises(InterruptedTraining):
-        launch(trains_on, workers=2, run_dir=str(tmp_path / "r"), number=signal.SIGTERM)
+        notebook_launcher(trains_on, workers=2, run_dir=str(tmp_path / "r"), number=signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert any((tmp_path / "r" / "snapshots").glob("step-*"))
 
@@ -212,11 +212,11 @@ def test_an_interrupted_step_may_take_its_time_and_a_second_signal_ends_it(
 
     with TemporaryDirectory() as place:
         with pytest.raises(KeyboardInterrupt):
-            launch(cell, workers=1, path=f"{place}/saved")
+            notebook_launcher(cell, workers=1, path=f"{place}/saved")
         assert Path(place, "saved").exists()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch(stubborn, workers=1)
+        notebook_launcher(stubborn, workers=1)
     assert time.monotonic() - began < patient(60.0)  # not the two minutes of a first signal
 
 
@@ -230,7 +230,7 @@ def test_what_fails_as_workers_end_is_told(capfd: pytest.CaptureFixture[str]) ->
         time.sleep(60)
 
     with pytest.raises(KeyboardInterrupt):
-        launch(cell, workers=1)
+        notebook_launcher(cell, workers=1)
     said = capfd.readouterr().err
     assert "worker 0 failed:" in said
     assert "OSError: the disk is full" in said
@@ -250,5 +250,5 @@ def test_a_signal_that_another_thread_takes_waits_for_the_fork() -> None:
 
 
 def test_a_worker_launches_no_others() -> None:
-    with pytest.raises(JobError, match="has been started as a worker"):
-        launch(lambda: launch(print), workers=2)
+    with pytest.raises(JobError, match="was started as a worker"):
+        notebook_launcher(lambda: notebook_launcher(print), workers=2)

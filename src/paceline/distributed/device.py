@@ -149,7 +149,7 @@ def _mps_device(placement: Placement) -> torch.device:
         raise UsageError(
             "this worker is forked from a process that has used the GPU already, and Metal can't "
             "be used in it any more: restart that process, and train in it with paceline.session() "
-            "rather than paceline.launch"
+            "rather than paceline.notebook_launcher"
         )
     return torch.device("mps", 0)
 

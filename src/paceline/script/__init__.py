@@ -1,1 +1,1 @@
-"""Training scripts of the user's own: `paceline.session`, `paceline.launch`, `paceline run`."""
+"""Users' training scripts: `paceline.session`, `paceline.notebook_launcher`, `paceline run`."""

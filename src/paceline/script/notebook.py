@@ -1,4 +1,4 @@
-"""`paceline.launch`: a function on several workers, from a notebook's cell or from a script."""
+"""`paceline.notebook_launcher`: runs a function on several workers, from a notebook or script."""
 
 import json
 import os
@@ -50,10 +50,10 @@ class _Worker:
     results: Connection
 
 
-def launch(
+def notebook_launcher(
     function: Callable[..., object], *, workers: int = 2, **arguments: OptionValue
 ) -> list[object]:
-    """Run a function on several workers of this machine and give what each returned.
+    """Run a function on several workers of this machine and return what each returned.
 
     The function may be defined in the notebook itself; in it, `paceline.session()` is one of the
     workers. They are forked, so that they see everything that the notebook has defined.
@@ -78,18 +78,18 @@ def launch(
     workers_here = detect_launchers(read_environment()).workers
     if launcher_request() is not None or any(one.world_size > 1 for one in workers_here[:1]):
         raise UsageError(
-            "paceline.launch starts workers itself, and this process has been started as a worker "
-            "(by `paceline run`, torchrun, another paceline.launch or the like): start the script "
-            "by `python`, or call the function without paceline.launch. A run that "
-            "paceline.launch has trained is resumed in its function, by "
-            "paceline.session(run_dir=..., resume=True)"
+            "paceline.notebook_launcher starts workers itself, and this process was started as a "
+            "worker (by `paceline run`, torchrun, another notebook_launcher or the like): start "
+            "the script by `python`, or call the function without notebook_launcher. Resume a run "
+            "that it has trained in its function, by paceline.session(run_dir=..., resume=True)"
         )
     if workers < 1:
         raise UsageError(f"workers must be at least 1, not {workers}")
     if (kind := begun_kind()) is not None:
         raise UsageError(
             f"this process has used {kind.upper()} already, and workers are forked from it: "
-            "restart the notebook, and touch the GPU only in the function that paceline.launch runs"
+            "restart the notebook, and touch the GPU only in the function that notebook_launcher "
+            "runs"
         )
     started: list[_Worker] = []
     # They meet in a file: a port would be open to all users. One is named that nobody can take.

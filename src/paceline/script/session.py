@@ -64,7 +64,7 @@ _OWN_GROUP = (
     "The session makes the process group, averages gradients and ends the group: leave out "
     "init_process_group, DistributedDataParallel and destroy_process_group"
 )
-_AS_BEFORE = "In paceline.launch give those of the run, or begin anew in another run_dir"
+_AS_BEFORE = "In a notebook_launcher give those of the run, or start again in another run_dir"
 _Make = Callable[[RunDirectory, Placement], RunDirectory]
 """Makes the run directory, or finds the old one."""
 
@@ -301,7 +301,7 @@ def _make(
 
 
 def _is_launched() -> bool:
-    """Tell whether `paceline.launch` has started this worker, which no command can."""
+    """Tell whether `paceline.notebook_launcher` has started this worker, which no command can."""
     return launcher_request() is None and bool(store_file(read_environment()))
 
 

@@ -79,7 +79,10 @@ _RECIPES: Mapping[str, tuple[str, Callable[[Path], object]]] = {
         "--no-download --data-dir data --epochs 2",
         partial(write_mnist, train=160, test=60, classes=3),
     ),
-    "fashion-wideresnet": (_TINY, partial(write_mnist, train=160, test=60, classes=3)),
+    "fashion-wideresnet": (
+        _TINY,
+        partial(write_mnist, train=160, test=60, classes=3, name="FashionMNIST"),
+    ),
     "cifar10-wideresnet": (_TINY, partial(write_cifar10, train=160, test=60, classes=3)),
     "stl10-resnet18": (
         _TINY.replace("--width 1", "--size 32"),
@@ -134,7 +137,7 @@ def trainings() -> list[Training]:
 
 
 def _write_for_mnist(place: Path) -> None:
-    write_mnist(place / "data" / "MNIST" / "raw", train=500, test=100, gz=False)
+    write_mnist(place / "data", train=500, test=100, gz=False)
 
 
 def train(training: Training, workers: int) -> Result:

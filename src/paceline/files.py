@@ -4,6 +4,7 @@ What is at a file's path may be a pipe, a device or of any size, and its JSON ma
 """
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -90,6 +91,25 @@ def fsync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+LOCK_NAME = ".download.lock"
+"""File in a directory that `locked` holds."""
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock; the kernel frees it when its holder dies.
+
+    Raises:
+        OSError: The directory can't be written.
+    """
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

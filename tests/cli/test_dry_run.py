@@ -73,10 +73,14 @@ def test_what_is_wrong_with_a_recipe_isnt_laid_to_the_download(
     [
         (
             ["mnist", "--no-download"],
-            "the training couldn't start: MNIST is not complete in",
+            "train-images-idx3-ubyte is missing",
             ExitCode.JOB,
         ),
-        (["imagefolder-vgg19", "--data-dir", "nowhere"], "holds no folder `train`", ExitCode.JOB),
+        (
+            ["imagefolder-vgg19", "--data-dir", "nowhere"],
+            "expected are train/CLASS/IMAGE",
+            ExitCode.JOB,
+        ),
         (["synthetic", "--model", "none_such"], "none_such", ExitCode.USAGE),
     ],
 )

@@ -2,9 +2,8 @@
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from paceline.data.fingerprint import data_fingerprint, describe_state, picked_samples
-from paceline.data.imagefolder import ImageEntry, ImageFolder
 from paceline.data.memory import TensorData, synthetic_images
 
 
@@ -71,24 +69,6 @@ def test_whole_numbers_of_a_tensor_data_set_count_but_no_floats() -> None:
     assert own != data_fingerprint(TensorDataset(floats, labels.flip(0)))
     assert own != data_fingerprint(TensorDataset(floats[:, :1], labels))
     assert own != data_fingerprint(TensorDataset(floats.double(), labels))
-
-
-def folder(entries: Sequence[ImageEntry], size: int = 8) -> ImageFolder:
-    return ImageFolder("photos", Path("/nowhere"), entries, ("a", "b"), size)
-
-
-def test_an_image_folder_by_names_and_sizes() -> None:
-    entry = ImageEntry("train/a/1.png", 0, 100, 5)
-    own = data_fingerprint(folder([entry]))
-    assert own == data_fingerprint(folder([ImageEntry("train/a/1.png", 0, 100, 6)]))  # a copy
-    others = [
-        folder([ImageEntry("train/a/2.png", 0, 100, 5)]),
-        folder([ImageEntry("train/a/1.png", 1, 100, 5)]),
-        folder([ImageEntry("train/a/1.png", 0, 101, 5)]),
-        folder([entry, entry]),
-        folder([entry], size=9),
-    ]
-    assert own not in [data_fingerprint(other) for other in others]
 
 
 def test_others_by_type_and_size_alone() -> None:

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.data.affine import RandomAffine, Warp
-from paceline.data.augment import Augment, RandomFlip, RandomShift
+from paceline.data.augment import Augment, RandomFlip, RandomShift, Resize
 from paceline.data.batch import Batch
-from paceline.data.crop import RandomResizedCrop
-from paceline.data.jitter import ColorJitter
 from paceline.data.memory import MemorySource, TensorData, synthetic_images
 from paceline.data.order import EpochPlan, epoch_order
 from paceline.errors import DataError
@@ -56,9 +53,7 @@ def test_channels_last_inputs_are_real(channels: int, augmented: bool) -> None:
 
 AUGMENTS: dict[str, list[Augment]] = {
     "bytes": [RandomShift(2), RandomFlip()],
-    "floats": [Warp(RandomFlip(), RandomAffine(10), RandomAffine(shear=10)), ColorJitter(0.2, 0.2)],
-    "bilinear": [Warp(RandomAffine(10), interpolation="bilinear"), RandomShift(1)],
-    "another size": [RandomResizedCrop(5), ColorJitter(0.2, 0.2, 0.2)],
+    "another size": [Resize((5, 5)), RandomShift(1)],
 }
 
 
@@ -222,12 +217,12 @@ def test_data_that_does_not_fit_is_refused(change: dict[str, Any], message: str)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("name", "within"), [("bytes", 1e-6), ("bilinear", 2e-3)])
+@pytest.mark.parametrize(("name", "within"), [("bytes", 1e-6), ("another size", 2e-2)])
 def test_a_gpu_makes_the_same_batches(
     layout: torch.memory_format, name: str, within: float
 ) -> None:
     data = synthetic_images(50, 3, 6, 6, 10, seed=1)
-    augment = [*AUGMENTS[name], ColorJitter(0.2, 0.2, 0.2)] if name != "bytes" else AUGMENTS[name]
+    augment = AUGMENTS[name]
     host, device = (
         MemorySource(data, where, memory_format=layout, augment=augment)
         for where in ("cpu", "cuda")

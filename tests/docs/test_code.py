@@ -46,6 +46,7 @@ RECIPE = ("paceline train {file}:build --epochs 1 --workers 2",)
 USES: Mapping[str, Use] = {
     "add-a-data-format 1": Use(RECIPE),
     "augmentation 1": Use(),
+    "augmentation 2": Use(),
     "data 1": Use(),
     "first-training 1": Use(RECIPE),
     "image-folders 1": Use(after="build(Path('photos'))"),

@@ -61,7 +61,7 @@ def accuracies(printed: str) -> list[float]:
 @pytest.mark.slow
 def test_both_learn_the_same(name: str, tmp_path: Path) -> None:
     folder, options = PAIRS[name]
-    write_mnist(tmp_path / "data" / folder / "raw", train=800, test=100, gz=False)
+    write_mnist(tmp_path / "data", train=800, test=100, gz=False, name=folder)
     before = str(EXAMPLES / f"{name}_before.py")
     after = str(EXAMPLES / f"{name}_after.py")
     by_hand = accuracies(run([before, *options], tmp_path))

@@ -1,10 +1,8 @@
 """Run by test_copies.py: copies between host and device, and what they cost; prints a line each."""
 
 import copy
-import gc
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -13,8 +11,6 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.checkpoint.host_tensors import HostTensors
 from paceline.data.loading.device_feed import DeviceFeed
-from paceline.data.memory import MemorySource, synthetic_images
-from paceline.data.order import EpochPlan
 from paceline.distributed.device_copies import copy_all, fetch, send
 from paceline.gradient_sync.batchnorm import synchronise_batchnorm
 from tests.pretend_gpu.counters import SYNCS, counted_here
@@ -104,27 +100,6 @@ def main() -> None:
     for name, buffer in synced.named_buffers():
         torch.testing.assert_close(buffer.cpu(), whole.get_buffer(name))
     dist.destroy_process_group()
-    from_a_file()
-
-
-def from_a_file() -> None:
-    """Images of a file: gathered and sent one step ahead."""
-    data = replace(synthetic_images(20, 3, 8, 8, 4, seed=1), keep_on_host=True)
-    plan = EpochPlan(
-        seed=1, epoch=0, global_batch=6, first_step=0, part=0, count=1, parts=1, drop_last=False
-    )
-    source = MemorySource(data, DEVICE)
-    batches = cost("epoch", lambda: [one.pair() for one in source.train_batches(plan)])
-    assert isinstance(batches, list)
-    expected_batches = MemorySource(data).train_batches(plan)
-    for (images, labels), one in zip(batches, expected_batches, strict=True):
-        assert torch.equal(images.cpu(), one.inputs)
-        assert torch.equal(labels.cpu(), one.targets)
-    # While the last one is served, what it was made of is gone.
-    served = source.train_batches(plan)
-    last = [next(served) for _ in batches][-1]
-    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor]
-    print("held", sum(t.is_cuda and t.dtype == torch.uint8 for t in tensors), len(last.inputs))
 
 
 main()

@@ -106,7 +106,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "fashion-wideresnet": Recipe(
         options="--data-dir {data} --no-download --width 1",
-        write=lambda at: write_mnist(at, 144, 32),
+        write=lambda at: write_mnist(at, 144, 32, name="FashionMNIST"),
     ),
     "cifar10-wideresnet": Recipe(
         options="--data-dir {data} --no-download --width 1",

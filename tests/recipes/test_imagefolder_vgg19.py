@@ -8,11 +8,8 @@ import torchvision
 from torch import Tensor, nn
 
 from paceline.cli.app import main
-from paceline.data.imagefolder import ImageFolder
-from paceline.data.memory import TensorData
-from paceline.data.options import PackOptions
+from paceline.data.image_folder import ImageSplit
 from paceline.data.order import EpochPlan
-from paceline.data.packed import pack_images
 from paceline.distributed.group import Group
 from paceline.distributed.placement import Placement
 from paceline.errors import DataError, ExitCode, UsageError
@@ -25,7 +22,7 @@ from paceline.training.job import Job
 from paceline.training.recipe import load_recipe
 from tests.cli.conftest import Paceline, summary
 from tests.recipes.cases import Case, assert_reaches_its_target_resumed
-from tests.support.image_files import CLASSES, truncate, write_image_folder
+from tests.support.image_files import CLASSES, write_image_folder
 
 pytestmark = pytest.mark.ranks
 
@@ -104,64 +101,30 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_image_folder(tmp_path_factory.mktemp("tree") / "images", {"train": 4, "val": 2})
 
 
-@pytest.mark.parametrize("augment", [False, True])
-@pytest.mark.slow
-def test_a_packed_folder_gives_the_same_images(augment: bool, images: Path, tmp_path: Path) -> None:
-    packed = pack(images, tmp_path / "packed", size=37)
-    jobs = [build(place, augment=augment) for place in (images, packed)]
-    assert isinstance(jobs[1].train, TensorData)
-    for train in (True, False):
-        left, right = (inputs(job, train=train) for job in jobs)
-        assert all(map(torch.equal, left, right))
-        assert {tuple(x.shape[1:]) for x in left} == {(3, 32, 32)}
-    middle = inputs(build(images), train=True)
-    assert all(map(torch.equal, inputs(jobs[0], train=True), middle)) is not augment
-
-
-@pytest.mark.slow
-def test_what_is_packed_larger_is_scaled_down_first(images: Path, tmp_path: Path) -> None:
-    packed = pack(images, tmp_path / "packed", size=80)
-    from_packed = torch.cat(inputs(build(packed), train=False))
-    from_folder = torch.cat(inputs(build(images), train=False))
-    assert (from_packed - from_folder).abs().mean() < 0.15  # of a standard deviation
-
-
-def test_what_is_packed_smaller_says_how_to_pack_it(images: Path, tmp_path: Path) -> None:
-    packed = pack(images, tmp_path / "packed", size=30)
-    with pytest.raises(DataError, match=r"packed with 30 pixels.* again with --size 37, or train"):
-        build(packed)
-
-
-@pytest.mark.slow
-def test_broken_images_end_it_or_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = write_image_folder(tmp_path / "images", {"train": 3, "val": 2})
-    broken = root / "train" / "bee" / "001.png"
-    truncate(broken)
-    with pytest.raises(DataError, match="1 image is broken") as error:
-        build(root)
-    assert str(broken) in str(error.value)
-    job = build(root, on_broken="skip")
-    assert len(cast(ImageFolder, job.train)) == 8
-    assert str(broken) in capsys.readouterr().out
+def test_images_are_cropped_to_the_size_and_differ_only_if_augmented(images: Path) -> None:
+    first, again = (torch.cat(inputs(build(images), train=True)) for _ in range(2))
+    augmented = torch.cat(inputs(build(images, augment=True), train=True))
+    assert first.shape == (12, 3, 32, 32)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, augmented)
+    assert torch.equal(augmented, torch.cat(inputs(build(images, augment=True), train=True)))
+    assert torch.cat(inputs(build(images, augment=True), train=False)).shape == (6, 3, 32, 32)
 
 
 @pytest.mark.slow
 def test_a_test_split_is_judged_and_class_names_are_kept(images: Path, tmp_path: Path) -> None:
     assert build(images).test is None
     job = build(write_image_folder(tmp_path / "images", {"train": 2, "val": 1, "test": 3}))
-    assert len(cast(ImageFolder, job.test)) == 9
-    assert cast(ImageFolder, job.train).class_names == CLASSES
+    assert len(cast(ImageSplit, job.test)) == 9
+    assert cast(ImageSplit, job.train).class_names == CLASSES
     assert job.num_classes == 3
     assert job.model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
 
 
 def test_without_validation_images_it_says_where_they_go(tmp_path: Path) -> None:
     root = write_image_folder(tmp_path / "images", {"train": 2})
-    with pytest.raises(DataError, match=r"no validation images.* val/CLASS"):
+    with pytest.raises(DataError, match=r"val is missing.* val/CLASS"):
         build(root)
-    assert not (root / ".paceline").exists()  # no image was decoded for that
 
 
 @pytest.mark.parametrize("name", ["size", "hidden"])
@@ -189,8 +152,3 @@ def test_words_for_weights_are_not_paths() -> None:
     assert found["data_dir"] == str(Path("images").absolute())
     assert recipe.resolved({"weights": "w.pth"})["weights"] == str(Path("w.pth").absolute())
     assert recipe.resolved({})["weights"] == "imagenet"
-
-
-def pack(images: Path, out: Path, size: int) -> Path:
-    pack_images(images, out, PackOptions(size=size, jobs=1))
-    return out

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ranks
 
 FASHION = Case(
     recipe="fashion-wideresnet",
-    write=lambda root: write_mnist(root, train=160, test=60, classes=3),
+    write=lambda root: write_mnist(root, 160, 60, classes=3, name="FashionMNIST"),
     arguments={"width": 1, "download": False},
     settings={"global_batch": 16, "lr": 0.05, "target_accuracy": 0.85},
 )

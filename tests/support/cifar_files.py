@@ -1,7 +1,6 @@
 """Small files in CIFAR's real format (pickles as Python 2 wrote them), of digits in colour."""
 
 import struct
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,37 +45,6 @@ def write_cifar10(root: Path, train: int = 50, test: int = 20, classes: int = 10
     }
     (folder / "batches.meta").write_bytes(python2_pickle(names))
     return folder
-
-
-def write_cifar100(root: Path, train: int = 50, test: int = 20) -> Path:
-    """Write `cifar-100-python` below a directory; only its first ten classes have images."""
-    folder = root / "cifar-100-python"
-    folder.mkdir(parents=True)
-    for part, (name, count) in enumerate((("train", train), ("test", test))):
-        images, labels = coloured_digits(count, part, side=32)
-        content = {
-            "fine_labels": labels.tolist(),
-            "coarse_labels": (labels // 5).tolist(),
-            "data": images.reshape(count, -1),
-        }
-        (folder / name).write_bytes(python2_pickle(content))
-    names = {
-        "fine_label_names": [f"class{label}" for label in range(100)],
-        "coarse_label_names": [f"group{label}" for label in range(20)],
-    }
-    (folder / "meta").write_bytes(python2_pickle(names))
-    return folder
-
-
-def pack_folder(folder: Path) -> Path:
-    """Make the archive of a folder, as it is published, and remove the folder."""
-    archive = folder.parent / f"{folder.name}.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, folder.name)
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-    return archive
 
 
 def coloured_digits(

@@ -15,23 +15,31 @@ _SCALE = 255 // 16
 
 
 def write_mnist(
-    directory: Path, train: int = 600, test: int = 120, gz: bool = True, classes: int = 10
+    root: Path,
+    train: int = 600,
+    test: int = 120,
+    gz: bool = True,
+    classes: int = 10,
+    *,
+    name: str = "MNIST",
 ) -> Path:
-    """Write the four files of a small MNIST; returns the directory, made if need be.
+    """Write the four files of a small MNIST as torchvision does; returns the root.
 
     Args:
-        directory: Where they go.
+        root: They go into `NAME/raw` below it.
         train: Training images, at most 1,442.
         test: Test images, at most 355.
         gz: Whether they are gzipped (and named so).
         classes: How many of the ten classes have images, which makes them fewer.
+        name: MNIST or FashionMNIST.
     """
+    directory = root / name / "raw"
     directory.mkdir(parents=True, exist_ok=True)
     for prefix, count, data in zip(("train", "t10k"), (train, test), load_digits(), strict=True):
         images, labels = upscaled(data, count, classes)
         write_idx(directory / f"{prefix}-images-idx3-ubyte", images, gz=gz)
         write_idx(directory / f"{prefix}-labels-idx1-ubyte", labels, gz=gz)
-    return directory
+    return root
 
 
 def upscaled(

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.data.splitmix import GOLDEN, MULTIPLIER_1, MULTIPLIER_2, Domain, derive_key
-from paceline.distributed.device import widest_float
 
 
 class Augment(Protocol):
@@ -83,15 +82,45 @@ class RandomFlip:
         """Mirror; (N, C, H, W) to the same."""
         return torch.where(draws[:, :1, None, None] < 0.5, images.flip(3), images)
 
-    def inverse(self, draws: Tensor, height: int, width: int) -> Tensor:
-        """Say where pixels come from, for `Warp`: see `affine.Geometric`."""
-        sign = torch.where(draws[:, 0] < 0.5, -1.0, 1.0).to(widest_float(draws.device))
-        # Positions are counted from the centre, so mirroring changes a sign.
-        none, one = torch.zeros_like(sign), torch.ones_like(sign)
-        return torch.stack((sign, none, none, none, one, none), dim=1).view(-1, 2, 3)
-
     def __repr__(self) -> str:
         return "random flip"
+
+
+class Resize:
+    """Scales images to one size, bilinear, averaging where they get smaller; not random.
+
+    Within 1 of what Pillow (torchvision's Resize) returns for each image. On a CPU uint8 is worked
+    on as it is; other devices go through float32 and round.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        """Choose the size.
+
+        Args:
+            size: (height, width) of the result, in pixels.
+        """
+        if min(size) < 1:
+            raise ValueError(f"a size of {size} pixels: give at least 1")
+        self._size = size
+
+    @property
+    def num_draws(self) -> int:
+        """None."""
+        return 0
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Scale; (N, C, H, W) to (N, C, *size) of the same type."""
+        if images.dtype != torch.uint8 or images.is_cpu:
+            return self._scale(images)
+        return self._scale(images.to(torch.float32)).round_().clamp_(0, 255).to(torch.uint8)
+
+    def _scale(self, images: Tensor) -> Tensor:
+        if images.shape[2:] == self._size:
+            return images
+        return F.interpolate(images, self._size, mode="bilinear", antialias=True)
+
+    def __repr__(self) -> str:
+        return f"resize to {self._size[0]}x{self._size[1]} px"
 
 
 _UNIT = 2.0**-24

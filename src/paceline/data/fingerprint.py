@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from paceline.data.memory import TensorData
-from paceline.data.protocols import Fingerprinted
 
 _SAMPLED = 64
 """Samples whose content is hashed: a few spread over the data set tell two of them apart."""
@@ -50,8 +49,6 @@ def data_fingerprint(data: object) -> str:
         return f"{name} {data.name} of {data.num_samples:,} samples, {digest}"
     if isinstance(data, TensorDataset):
         return f"{name}{size}, {_of_tensors(*(t[_places(len(t))] for t in data.tensors))}"
-    if isinstance(data, Fingerprinted):
-        return f"{name}{size}, {data.fingerprint()[:_SHOWN]}"
     return f"{name}{size}"
 
 

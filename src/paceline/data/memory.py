@@ -1,21 +1,16 @@
-"""Batches of images that are normalised and augmented on the device.
+"""Images kept in memory as uint8: batches are normalised and augmented on the device."""
 
-Images are kept in memory as uint8, or read by loaders; both give the same batches, bit by bit.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.data.augment import Augment, uniforms
-from paceline.data.batch import Batch, BatchSource, to_channels_last
-from paceline.data.loading.device_feed import BatchInFlight, DeviceFeed, one_ahead
-from paceline.data.order import EpochPlan, Indices, StepShare, plan_order, plan_shares
-from paceline.data.protocols import RawImages
+from paceline.data.batch import Batch, BatchSource
+from paceline.data.order import EpochPlan, plan_order, plan_shares
 from paceline.data.splitmix import Domain, derive_key
 from paceline.distributed.device_copies import to_device
 from paceline.distributed.work_division import share
@@ -38,9 +33,6 @@ class TensorData:
     """Per channel, on the scale 0 … 1."""
     scale: float = 255.0
     """The raw value that stands for 1."""
-    keep_on_host: bool = False
-    """Leave the images where they are (a large file mapped into memory) and bring each batch to the
-    device, instead of keeping all of them there."""
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -100,11 +92,8 @@ class MemorySource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._augment = tuple(augment)
         self._evaluate_with = tuple(evaluate_with)
-        self._on_host = data.keep_on_host
-        self._feed = DeviceFeed(self._device)
-        self._images = data.images  # (N, C, H, W)
-        if not self._on_host:  # (N, H, W, C) or (N, C, H, W)
-            self._images = _laid_out(data.images, self._channels_last).to(self._device)
+        # (N, H, W, C) or (N, C, H, W)
+        self._images = _laid_out(data.images, self._channels_last).to(self._device)
         self._labels = data.labels.to(self._device)
         factor, offset = _normalisation(data, self._channels_last)
         self._factor = factor.to(self._device, torch.float32)
@@ -129,20 +118,16 @@ class MemorySource(BatchSource):
             for stream, augment in enumerate(self._augment)
         ]
         # This worker's share of each step.
-        shares = plan_shares(plan, self.num_samples)
-        for step_share, gathered in self._gathered(shares, order):
+        for step_share in plan_shares(plan, self.num_samples):
             start, stop = step_share.to_read
             picked = on_device[start:stop]
-            if gathered is not None:
-                raw = self._finish_copy(gathered)
-            else:
-                raw = self._images.index_select(0, picked)
+            raw = self._images.index_select(0, picked)
             if draws:
                 # Augmentation normalises as well, once pixels have moved.
                 inputs = self._augmented(raw, [table[start:stop] for table in draws])
             else:
                 inputs = self._normalised(raw)
-            del raw, gathered  # see DeviceFeed
+            del raw  # nothing but the batch lives through a step
             yield Batch(
                 (inputs, self._labels.index_select(0, picked)),
                 step_share.stop - step_share.start,
@@ -161,7 +146,6 @@ class MemorySource(BatchSource):
         for start in range(begin, end, batch_size):
             stop = min(start + batch_size, end)
             raw = self._images[start:stop]
-            raw = self._finish_copy(self._feed.start(raw)) if self._on_host else raw
             inputs = self._evaluation_inputs(raw) if self._evaluate_with else self._normalised(raw)
             indices = np.arange(start, stop, dtype=np.int64)
             labels = self._labels[start:stop]
@@ -170,43 +154,10 @@ class MemorySource(BatchSource):
     def describe(self) -> str:
         """Say what is kept where."""
         extra = "".join(f", {augment}" for augment in self._augment)
-        where = f"in memory on {self._device}"
-        if self._on_host:
-            where = f"mapped into the host's memory{self._feed.describe()}"
-        return f"{self._title}, {where}{extra}"
+        return f"{self._title}, in memory on {self._device}{extra}"
 
     def close(self) -> None:
         """Nothing to end: there are no reader processes."""
-
-    def _gathered(
-        self, shares: Iterable[StepShare], order: Indices
-    ) -> Iterator[tuple[StepShare, BatchInFlight | None]]:
-        """Send each share's images on their way, where they are kept on the host.
-
-        Beside the training, one step ahead, where the device doesn't need the host meanwhile.
-        """
-        if not self._on_host:
-            return zip(shares, repeat(None), strict=False)
-
-        def gather(step_share: StepShare) -> BatchInFlight:
-            """Start copying one share's images; pinned, where that runs beside the training."""
-            start, stop = step_share.to_read
-            indices = torch.from_numpy(order[start:stop])
-            if not self._feed.is_beside:
-                return self._feed.start(self._images.index_select(0, indices))
-            shape = (stop - start, *self._images.shape[1:])
-            pinned = torch.empty(shape, dtype=self._images.dtype, pin_memory=True)
-            return self._feed.start(torch.index_select(self._images, 0, indices, out=pinned))
-
-        if not self._feed.is_beside:
-            return ((step_share, gather(step_share)) for step_share in shares)
-        return one_ahead(gather, shares, self._device)
-
-    def _finish_copy(self, in_flight: BatchInFlight) -> Tensor:
-        """Take images from the host, in the layout in which they are kept on the device."""
-        raw = self._feed.finish(in_flight)
-        assert isinstance(raw, Tensor)
-        return _laid_out(raw, self._channels_last)
 
     def _normalised(self, raw: Tensor) -> Tensor:
         inputs = torch.mul(raw, self._factor).add_(self._offset)
@@ -221,7 +172,9 @@ class MemorySource(BatchSource):
 
     def _evaluation_inputs(self, raw: Tensor) -> Tensor:
         images = raw.permute(0, 3, 1, 2) if self._channels_last else raw
-        return self._normalised_by_channel(_without_draws(self._evaluate_with, images))
+        for change in self._evaluate_with:
+            images = change(images, torch.empty(len(images), 0, device=images.device))
+        return self._normalised_by_channel(images)
 
     def _normalised_by_channel(self, images: Tensor) -> Tensor:
         factor, offset = self._by_channel
@@ -229,13 +182,6 @@ class MemorySource(BatchSource):
         if self._channels_last:
             return inputs.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         return inputs
-
-
-def _without_draws(changes: Sequence[Augment], images: Tensor) -> Tensor:
-    """Apply changes that aren't random: their table of random numbers is (N, 0)."""
-    for change in changes:
-        images = change(images, torch.empty(len(images), 0, device=images.device))
-    return images
 
 
 def _describe(data: TensorData) -> str:
@@ -261,7 +207,10 @@ def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tenso
     With channels last the tensors are as large as an image: broadcasting over three innermost
     channels would make the inner loop three elements long.
     """
-    factor, offset = channel_factors(data.mean, data.std, data.scale)
+    means, stds = (
+        torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (data.mean, data.std)
+    )
+    factor, offset = 1 / (stds * data.scale), -means / stds  # (C, 1, 1)
     _, channels, height, width = data.images.shape
     if channels_last and channels > 1:
         full = (height, width, channels)
@@ -269,91 +218,29 @@ def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tenso
     return factor, offset
 
 
-def channel_factors(
-    mean: Sequence[float], std: Sequence[float], scale: float
-) -> tuple[Tensor, Tensor]:
-    """Fold (raw / scale - mean) / std into raw * factor + offset; both float64 (C, 1, 1)."""
-    means = torch.tensor(mean, dtype=torch.float64)[:, None, None]
-    stds = torch.tensor(std, dtype=torch.float64)[:, None, None]
-    return 1 / (stds * scale), -means / stds
+@final
+class TransformedImages:
+    """Images in memory as a map-style data set, each changed by a transform when it is read."""
 
-
-class PreparedSource(BatchSource):
-    """Wraps a source of raw images, (uint8 (N, C, H, W), labels), already on the device."""
-
-    def __init__(
-        self,
-        raw: BatchSource,
-        images: RawImages,
-        device: torch.device | str = "cpu",
-        *,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        augment: Sequence[Augment] = (),
-        evaluate_with: Sequence[Augment] = (),
-    ) -> None:
-        """Create the prepared source.
+    def __init__(self, data: TensorData, transform: Callable[[Tensor], object]) -> None:
+        """Wrap images in memory.
 
         Args:
-            raw: Gives the raw images on `device`.
-            images: How they are normalised.
-            device: Where the batches are.
-            memory_format: `torch.channels_last` or `torch.contiguous_format`, of the inputs.
-            augment: Applied in this order to training batches, before normalisation.
-            evaluate_with: Likewise to evaluation batches; changes that aren't random.
+            data: The images.
+            transform: Called with a raw image, uint8 (C, H, W); may be random, as those of
+                `torchvision.transforms.v2` are.
         """
-        self._raw = raw
-        self._device = torch.device(device)
-        self._channels_last = memory_format == torch.channels_last
-        self._augment = tuple(augment)
-        self._evaluate_with = tuple(evaluate_with)
-        factor, offset = channel_factors(images.mean, images.std, images.scale)
-        self._factor = factor.to(self._device, torch.float32)
-        self._offset = offset.to(self._device, torch.float32)
+        self.class_names = data.class_names
+        self._data = data
+        self._transform = transform
 
-    @property
-    def num_samples(self) -> int:
-        """Size of the data set."""
-        return self._raw.num_samples
+    def __len__(self) -> int:
+        """Count the images."""
+        return self._data.num_samples
 
-    def train_batches(self, plan: EpochPlan) -> Iterator[Batch]:
-        """Give the batches of one epoch, augmented."""
-        order = to_device(torch.from_numpy(plan_order(plan, self.num_samples)), self._device)
-        batches = self._raw.train_batches(plan)
-        for step_share in plan_shares(plan, self.num_samples):  # a zip would keep the batch
-            batch = next(batches)
-            images, labels = batch.pair()
-            first, _ = step_share.to_read
-            indices = order[first : first + len(images)]
-            for stream, augment in enumerate(self._augment):
-                draws = uniforms(plan.seed, plan.epoch, indices, stream, augment.num_draws)
-                images = augment(images, draws)
-            prepared = replace(batch, content=(self._normalised(images), labels))
-            del batch, images  # see DeviceFeed
-            yield prepared
-        assert next(batches, None) is None  # that pass ends as well
-
-    def read_ahead(self, plan: EpochPlan) -> None:
-        """Start reading the raw images of an epoch."""
-        self._raw.read_ahead(plan)
-
-    def eval_batches(self, part: int, parts: int, batch_size: int) -> Iterator[Batch]:
-        """Give one part's contiguous share in order, not augmented."""
-        for batch in self._raw.eval_batches(part, parts, batch_size):
-            images, labels = batch.pair()
-            images = _without_draws(self._evaluate_with, images)
-            yield replace(batch, content=(self._normalised(images), labels))
-
-    def describe(self) -> str:
-        """Say what is read, and what is done to it."""
-        return self._raw.describe() + "".join(f", {augment}" for augment in self._augment)
-
-    def close(self) -> None:
-        """Close the source of the raw images."""
-        self._raw.close()
-
-    def _normalised(self, raw: Tensor) -> Tensor:
-        inputs = torch.mul(raw, self._factor).add_(self._offset)
-        return to_channels_last(inputs) if self._channels_last else inputs.contiguous()
+    def __getitem__(self, index: int) -> tuple[object, int]:
+        """Return one image, transformed, and its class number."""
+        return self._transform(self._data.images[index]), int(self._data.labels[index])
 
 
 def synthetic_images(

@@ -1,7 +1,6 @@
-"""Options of the data: how large a batch is, how it is read, how it is packed. Imports no torch."""
+"""Options of the data: how large a batch is, how it is read. Imports no torch."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.options.fields import check_at_least
@@ -109,25 +108,3 @@ def count_micro_batches(share: int, max_batch: int | None) -> int:
         max_batch: Most samples at once; None means that everything fits.
     """
     return 1 if max_batch is None else -(-share // max_batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackOptions:
-    """How an image folder is packed."""
-
-    size: int = 256
-    """Height and width of the packed images, in pixels: the shorter side is scaled to it and the
-    middle is cut out. An image takes 3 x size x size bytes."""
-
-    jobs: int | None = None
-    """Processes that decode. The default is one a core."""
-
-    on_broken: Literal["error", "skip"] = "error"
-    """What becomes of broken images: error names them all and packs nothing, skip names them and
-    leaves them out."""
-
-    verify: bool = True
-    """Read everything back when it is written, and compare its checksums."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, size=1, jobs=1)

@@ -1,17 +1,18 @@
 """The assessment of a course on data-parallel training: a WideResNet on CIFAR-10."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
-    from paceline.data.augment import Augment
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from paceline.training.job import Job
 
 _DATA = Path("data")
-_HALF = (0.5, 0.5, 0.5)
 
 
 @recipe(
@@ -36,32 +37,41 @@ def cifar10_wideresnet(
     """CIFAR-10, 32x32: a wide residual network, NovoGrad, SyncBatchNorm, augmentation.
 
     Args:
-        data_dir: Directory of `cifar-10-batches-py` or of `cifar-10-python.tar.gz`.
-        download: Fetch the archive from the internet if it is missing (170 MB).
-        augment: Flip, turn, shear, scale and recolour training images.
+        data_dir: Directory of `cifar-10-batches-py`, as torchvision leaves it.
+        download: Download missing files by torchvision (170 MB).
+        augment: Flip, rotate, shear, scale and recolour training images, by torchvision.
         width: Multiplies the network's 16, 32 and 64 channels.
         dropout: Share of features left out in training, in each block.
     """
-    from paceline.data.cifar import load_cifar10
+    from paceline.data.datasets import load_dataset
+    from paceline.data.memory import TransformedImages
     from paceline.models.wideresnet import WideResNet
     from paceline.training.job import Job
 
-    train, test = load_cifar10(data_dir, download=download, report=print)
+    train, test = load_dataset("CIFAR10", data_dir, download)
     return Job(
         model=WideResNet(3, width=width, dropout=dropout),
         channels_last=True,
-        train=replace(train, mean=_HALF, std=_HALF),
-        validation=replace(test, mean=_HALF, std=_HALF),
-        augment=_augmentation() if augment else (),
+        train=TransformedImages(train, _transform()) if augment else train,
+        validation=test,
     )
 
 
-def _augmentation() -> "tuple[Augment, ...]":
-    from paceline.data.affine import RandomAffine, Warp
-    from paceline.data.augment import RandomFlip
-    from paceline.data.jitter import ColorJitter
+def _transform() -> "Callable[[Tensor], object]":
+    import torch
+    from torchvision.transforms import v2
 
-    return (
-        Warp(RandomFlip(), RandomAffine(10), RandomAffine(shear=10, scale=(0.8, 1.2))),
-        ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2),
+    half = (0.5, 0.5, 0.5)
+    transform: Callable[[Tensor], object] = v2.Compose(
+        [
+            v2.ToPILImage(),
+            v2.RandomHorizontalFlip(),
+            v2.RandomRotation(10),
+            v2.RandomAffine(0, shear=10, scale=(0.8, 1.2)),
+            v2.ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(half, half),
+        ]
     )
+    return transform

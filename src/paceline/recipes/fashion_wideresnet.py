@@ -25,16 +25,16 @@ def fashion_wideresnet(
     """Fashion-MNIST, 28x28: a wide residual network with SGD, until 85 % are right.
 
     Args:
-        data_dir: Directory of the four Fashion-MNIST files (IDX, gzipped or not).
-        download: Fetch missing files from the internet (31 MB).
+        data_dir: Directory of `FashionMNIST/raw`, as torchvision leaves it.
+        download: Download missing files by torchvision (31 MB).
         width: Multiplies the network's 16, 32 and 64 channels.
         dropout: Share of features left out in training, in each block.
     """
-    from paceline.data.mnist import load_fashion_mnist
+    from paceline.data.datasets import load_dataset
     from paceline.models.wideresnet import WideResNet
     from paceline.training.job import Job
 
-    train, test = load_fashion_mnist(data_dir, download=download, report=print)
+    train, test = load_dataset("FashionMNIST", data_dir, download)
     return Job(
         model=WideResNet(width=width, dropout=dropout),
         channels_last=True,

@@ -3,17 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from paceline.errors import DataError, UsageError
+from paceline.errors import UsageError
 from paceline.training.recipe import recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
-    from paceline.data.augment import Augment
-    from paceline.data.imagefolder import ImageFolder
-    from paceline.data.memory import TensorData
+    from paceline.data.image_folder import Transform
     from paceline.training.job import Job
 
 VggName = Literal[
@@ -50,96 +46,56 @@ def imagefolder_vgg19(
     on_broken: OnBroken = "error",
     hidden: int = _HIDDEN,
 ) -> "Job":
-    """Any folder of images, as it is or packed: a pretrained VGG-19, all of it trained.
+    """Any folder of images: a pretrained VGG-19, all of it trained.
 
     Args:
-        data_dir: Holds train/CLASS/IMAGE, val and, if there is one, test; or is what `paceline
-            pack` made of them.
+        data_dir: Holds train/CLASS/IMAGE, val and, if there is one, test.
         weights: What to start from: imagenet (torchvision's, downloaded if need be), none (random),
             or the path of a state dict (.safetensors, .pt or .pth).
         model: Which of torchvision's VGG networks.
-        size: Height and width of the images that the model sees, in pixels; folders should be
-            packed with 8/7 of it.
-        augment: Cut random boxes out of the training images and mirror half of them.
-        on_broken: What becomes of broken images: error names them and ends, skip names them and
-            leaves them out.
+        size: Height and width of the images that the model sees, in pixels.
+        augment: Crop training images at random (RandomResizedCrop) and mirror half of them.
+        on_broken: What becomes of broken images: error ends the training at the first one, skip
+            decodes all images before the training and leaves out those that are broken.
         hidden: Width of the classifier's two hidden layers; with another one than 4096 the
             classifier starts from random weights.
     """
+    from paceline.data.image_folder import load_image_folder
     from paceline.training.job import Job
 
     for name, value in {"size": size, "hidden": hidden}.items():
         if value < 1:
             raise UsageError(f"{name} is {value}: it must be at least 1")
-    splits = _load(data_dir, size, on_broken)
-    train = splits["train"]
-    evaluated = _middle(_side(train), size, data_dir)
+    evaluated = _transform(size, random=False)
+    trained = _transform(size, random=True) if augment else evaluated
+    transforms = {"train": trained, "val": evaluated, "test": evaluated}
+    splits = load_image_folder(data_dir, transforms, on_broken)
+    classes = len(splits["train"].classes)
     return Job(
-        model=_build(model, weights, train.num_classes, hidden, size),
+        model=_build(model, weights, classes, hidden, size),
         channels_last=True,
-        train=train,
+        train=splits["train"],
         validation=splits["val"],
         test=splits.get("test"),
-        num_classes=train.num_classes,
-        augment=_random(_side(train), size) if augment else evaluated,
-        evaluate_with=evaluated,
+        num_classes=classes,
     )
 
 
-def _load(
-    data_dir: Path, size: int, on_broken: OnBroken
-) -> "Mapping[str, TensorData] | Mapping[str, ImageFolder]":
-    from paceline.data.imagefolder import load_image_folder, scan_tree
-    from paceline.data.packed import INDEX, load_packed
+def _transform(size: int, random: bool) -> "Transform":
+    """Crop to `size`, normalised for ImageNet's weights; at random, or the middle of 8/7 of it."""
+    import torch
+    from torchvision.transforms import v2
 
-    is_packed = (data_dir / INDEX).is_file() and not (data_dir / "train").is_dir()
-    packed = load_packed(data_dir) if is_packed else {}
-    # A folder is only listed for this: to find broken images, each one is decoded once.
-    if "val" not in (packed if is_packed else scan_tree(data_dir).splits):
-        raise DataError(
-            f"{data_dir} has no validation images: put some of each class into "
-            "val/CLASS, beside train (and pack the folder again, if it is packed)"
-        )
-    if not is_packed:
-        return load_image_folder(data_dir, _read_at(size), on_broken, report=print)
-    if on_broken == "skip":
-        print(f"{data_dir} is packed: what was broken was dealt with then")
-    return packed
-
-
-def _read_at(size: int) -> int:
-    """Leave a border that is cut off: 256 pixels for 224, as torchvision's ImageNet models have."""
-    return round(size * 8 / 7)
-
-
-def _side(images: "TensorData | ImageFolder") -> int:
-    from paceline.data.memory import TensorData
-
-    return images.images.shape[2] if isinstance(images, TensorData) else images.size
-
-
-def _shrunk(stored: int, size: int) -> "tuple[Augment, ...]":
-    from paceline.data.crop import Resize
-
-    return (Resize(_read_at(size)),) if stored > _read_at(size) else ()
-
-
-def _middle(stored: int, size: int, data_dir: Path) -> "tuple[Augment, ...]":
-    from paceline.data.crop import CenterCrop
-
-    if stored < size:
-        raise DataError(
-            f"{data_dir} is packed with {stored} pixels, and the model should see {size}: "
-            f"pack it again with --size {_read_at(size)}, or train with --size {stored}"
-        )
-    return (*_shrunk(stored, size), CenterCrop(size))
-
-
-def _random(stored: int, size: int) -> "tuple[Augment, ...]":
-    from paceline.data.augment import RandomFlip
-    from paceline.data.crop import RandomResizedCrop
-
-    return (*_shrunk(stored, size), RandomResizedCrop(size), RandomFlip())
+    crop = (
+        [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+        if random
+        else [v2.Resize(round(size * 8 / 7)), v2.CenterCrop(size)]
+    )
+    floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    transform: Transform = v2.Compose(
+        [*crop, *floats, v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    )
+    return transform
 
 
 def _build(name: VggName, weights: Weights, classes: int, hidden: int, size: int) -> "nn.Module":

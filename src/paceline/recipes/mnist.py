@@ -16,12 +16,12 @@ def mnist(*, data_dir: Path = _DATA, download: bool = True) -> "Job":
     """MNIST, 28x28: two convolutions with BatchNorm, Adadelta, log-softmax.
 
     Args:
-        data_dir: Directory of the four MNIST files (IDX, gzipped or not).
-        download: Fetch missing files from the internet.
+        data_dir: Directory of `MNIST/raw`, as torchvision leaves it.
+        download: Download missing files by torchvision (12 MB).
     """
-    from paceline.data.mnist import load_mnist
+    from paceline.data.datasets import load_dataset
     from paceline.models.mnist_cnn import MnistCnn
     from paceline.training.job import Job
 
-    train, test = load_mnist(data_dir, download=download, report=print)
+    train, test = load_dataset("MNIST", data_dir, download)
     return Job(model=MnistCnn(), channels_last=True, train=train, validation=test, loss="nll")

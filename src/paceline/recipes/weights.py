@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paceline.data.download import locked
 from paceline.errors import DataError
+from paceline.files import locked
 from paceline.options.text import clause
 
 Report = Callable[[str], None]

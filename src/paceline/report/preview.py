@@ -8,11 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.augment import Augment, uniforms
 from paceline.data.loading.dataset_worker import ItemRequest, SeededItems
 from paceline.data.memory import MemorySource, TensorData
 from paceline.data.order import EpochPlan, epoch_order
-from paceline.data.protocols import MapDataset, RawImages
+from paceline.data.protocols import MapDataset
 from paceline.errors import DataError
 from paceline.report.image_grid import Tile
 from paceline.training.job import ImageSet, Job
@@ -37,7 +36,7 @@ def training_tiles(job: Job, seed: int, count: int) -> list[Tile]:
         batch = next(iter(source.train_batches(plan)))
         return _tiles_of(data, batch.inputs, batch.targets)
     order = epoch_order(len(data), seed, 0)[:count]
-    return _read(data, ItemRequest(seed, 0, tuple(order.tolist())), job.augment)
+    return _read(data, ItemRequest(seed, 0, 0, tuple(order.tolist())))
 
 
 def evaluation_tiles(job: Job, count: int) -> list[Tile]:
@@ -55,7 +54,7 @@ def evaluation_tiles(job: Job, count: int) -> list[Tile]:
         source = MemorySource(_unnormalised(few), evaluate_with=job.evaluate_with)
         batch = next(iter(source.eval_batches(0, 1, count)))
         return _tiles_of(data, batch.inputs, batch.targets)
-    return _read(data, ItemRequest(0, _EVALUATION, tuple(indices)), job.evaluate_with)
+    return _read(data, ItemRequest(0, _EVALUATION, 0, tuple(indices)))
 
 
 def to_pixels(image: object) -> NDArray[np.uint8]:
@@ -115,17 +114,9 @@ def _checked(data: ImageSet, count: int) -> int:
     return min(count, total)
 
 
-def _read(data: MapDataset, request: ItemRequest, changes: Sequence[Augment]) -> list[Tile]:
+def _read(data: MapDataset, request: ItemRequest) -> list[Tile]:
     items = SeededItems(data, lambda listed: listed).__getitems__(request)
     assert isinstance(items, list)
-    if changes and isinstance(data, RawImages):
-        images = torch.stack([image for image, _ in items])
-        indices = torch.tensor(request.indices)
-        for stream, change in enumerate(changes):
-            draws = uniforms(request.seed, request.epoch, indices, stream, change.num_draws)
-            images = change(images, draws)
-        shown = (images / data.scale).clamp(0, 1)
-        items = list(zip(shown, (label for _, label in items), strict=True))
     names = getattr(data, "class_names", None) or getattr(data, "classes", None) or ()
     return [_tile(item, names) for item in items]
 

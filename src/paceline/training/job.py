@@ -44,8 +44,7 @@ class Job:
     Taken from `train` where that is `Labelled`, as `TensorData` is."""
 
     augment: tuple[Augment, ...] = ()
-    """Changes of training images on the device, random or not: for `TensorData` and for data sets
-    of raw images (`paceline.data.protocols.RawImages`)."""
+    """Changes of training images on the device, random or not, for `TensorData`."""
 
     evaluate_with: tuple[Augment, ...] = ()
     """Changes of validation and test images on the device that aren't random, such as a resize."""

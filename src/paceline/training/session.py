@@ -239,7 +239,7 @@ class Session:
             global_batch: Samples of one step over all workers; the same on any number of them.
             shuffle: Whether each epoch has an order of its own; yes by default.
             drop_last: Leave out the short batch at the end of an epoch.
-            augment: Random changes on the device, for `TensorData` and other `RawImages`.
+            augment: Random changes on the device, for `TensorData`.
 
         Raises:
             UsageError: Script and command line disagree; a second loader with shards.

@@ -1,23 +1,13 @@
 import contextlib
-import os
 import random
-import re
-import signal
-from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
-from paceline.data.loading.dataset_worker import (
-    ItemRequest,
-    SeededItems,
-    run_in_order,
-    shorten,
-)
-from paceline.errors import DataError, InfrastructureError, PacelineError, UsageError
+from paceline.data.loading.dataset_worker import ItemRequest, SeededItems, shorten
+from paceline.errors import DataError, PacelineError, UsageError
 
 
 class Noisy:
@@ -31,11 +21,6 @@ class Noisy:
         return torch.tensor(drawn, dtype=torch.float64), index
 
 
-class NoisyTogether(Noisy):
-    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
-        return [self[index] for index in indices]
-
-
 class Failing(Noisy):
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -46,43 +31,11 @@ class Failing(Noisy):
         return super().__getitem__(index)
 
 
-class Transform:
-    """Holds a generator, and draws by it."""
-
-    def __init__(self, draw: Callable[[int], object], *held: object) -> None:
-        self.draw, self.held = draw, held
-
-
-class Transformed(Noisy):
-    """Has a transform among others, in a list."""
-
-    def __init__(self, draw: Callable[[int], object], *held: object) -> None:
-        self.transforms = [Transform(draw, *held)]
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.transforms[0].draw(index)
-        return super().__getitem__(index)
-
-
-def own_draws() -> dict[str, tuple[Transformed, bool]]:
-    """Data sets that hold generators, and whether a sample follows from those before it."""
-    python, new, old = random.Random(0), np.random.default_rng(0), np.random.RandomState(0)
-    of_torch, unused = torch.Generator(), torch.Generator()
-    first = cache(new.random)
-    return {
-        "python": (Transformed(lambda _: python.random(), python), True),
-        "numpy": (Transformed(lambda _: new.random(), unused, new), True),
-        "numpy's older one": (Transformed(lambda _: old.rand(), old), True),
-        "torch": (Transformed(lambda _: torch.rand(1, generator=of_torch), of_torch), True),
-        "seeded": (Transformed(of_torch.manual_seed, of_torch), False),
-        "once": (Transformed(lambda _: first(), new), False),
-        "unused": (Transformed(lambda _: None, unused, random.SystemRandom()), False),
-        "global": (Transformed(lambda _: torch.rand(1), torch.default_generator), False),
-    }
-
-
-def read(dataset: Noisy, *indices: int, seed: int = 0, epoch: int = 0) -> torch.Tensor:
-    batch = SeededItems(dataset, default_collate).__getitems__(ItemRequest(seed, epoch, indices))
+def read(
+    dataset: Noisy, *indices: int, seed: int = 0, epoch: int = 0, position: int = 0
+) -> torch.Tensor:
+    request = ItemRequest(seed, epoch, position, indices)
+    batch = SeededItems(dataset, default_collate).__getitems__(request)
     assert isinstance(batch, list)
     inputs, targets = batch
     assert targets.tolist() == list(indices)
@@ -90,18 +43,20 @@ def read(dataset: Noisy, *indices: int, seed: int = 0, epoch: int = 0) -> torch.
     return inputs
 
 
-def test_random_choices_are_keyed_by_sample() -> None:
-    together = read(Noisy(), 0, 1, 2, 3)
-    assert torch.equal(read(Noisy(), 3, 2, 0)[1], together[2])
-    assert not torch.equal(together[0], together[1])
-    assert not torch.equal(read(Noisy(), 0, epoch=1)[0], together[0])
-    assert not torch.equal(read(Noisy(), 0, seed=1)[0], together[0])
+def test_random_choices_are_keyed_by_the_position_in_the_order() -> None:
+    together = read(Noisy(), 4, 1, 4, 3)
+    assert torch.equal(read(Noisy(), 4, 3, position=2), together[2:])
+    assert not torch.equal(together[0], together[2])  # a sample that is drawn twice differs
+    assert not torch.equal(read(Noisy(), 4, epoch=1)[0], together[0])
+    assert not torch.equal(read(Noisy(), 4, seed=1)[0], together[0])
 
 
-def test_items_made_together_repeat_too() -> None:
-    first = read(NoisyTogether(), 4, 5)
-    random.random()
-    assert torch.equal(read(NoisyTogether(), 4, 5), first)
+def test_a_subset_reads_sample_by_sample() -> None:
+    """torch's has `__getitems__`, which would draw for a whole batch at once."""
+    subset: Subset[object] = Subset(Noisy(), [4, 1, 4, 3])  # type: ignore[arg-type]  # map-style
+    batch = SeededItems(subset, default_collate).__getitems__(ItemRequest(0, 0, 0, (0, 1, 2, 3)))
+    assert isinstance(batch, list)
+    assert torch.equal(batch[0], read(Noisy(), 4, 1, 4, 3))
 
 
 def numpy_state() -> list[int]:
@@ -143,50 +98,3 @@ def test_items_that_do_not_stack_are_named() -> None:
 def test_shorten() -> None:
     assert shorten([1, 2, 3]) == "1, 2, 3"
     assert shorten(range(100), most=2) == "0, 1 … (100 in all)"
-
-
-def _square(value: int) -> int:
-    return value * value
-
-
-def _process(value: int) -> int:
-    return os.getpid()
-
-
-def _fail(value: int) -> int:
-    raise DataError(f"sample {value} is broken")
-
-
-def _decode_block(value: int) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return value
-
-
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_results_come_in_order(jobs: int) -> None:
-    assert list(run_in_order(_square, range(20), jobs)) == [n * n for n in range(20)]
-
-
-def test_one_job_works_here_and_several_elsewhere() -> None:
-    assert set(run_in_order(_process, range(3), 1)) == {os.getpid()}
-    assert os.getpid() not in set(run_in_order(_process, range(3), 2))
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_error_reaches_the_caller(jobs: int) -> None:
-    with pytest.raises(DataError, match="sample 0 is broken"):
-        list(run_in_order(_fail, range(5), jobs))
-
-
-def test_a_dying_process_is_told() -> None:
-    with pytest.raises(InfrastructureError, match=re.escape("use fewer --jobs")):
-        list(run_in_order(_decode_block, range(5), 2))
-
-
-@pytest.mark.parametrize("name", own_draws())
-def test_draws_by_a_generator_that_the_data_set_holds_are_seen(name: str) -> None:
-    dataset, draws = own_draws()[name]
-    items = SeededItems(dataset, default_collate)
-    for start in range(0, 8, 2):
-        items.__getitems__(ItemRequest(0, 0, (start, start + 1)))
-    assert items.own_draws.seen == draws

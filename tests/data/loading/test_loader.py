@@ -140,6 +140,8 @@ def test_resuming_reads_no_earlier_samples(loader_workers: int, tmp_path: Path) 
     expected = epoch_order(23, 1, 0)[15:].tolist()
     assert inputs_of(rest)[:, 0].tolist() == expected
     assert sorted(map(int, log.read_text().split())) == sorted(expected)
+    with source_of(Noisy(), 0) as whole:  # random numbers and all
+        assert torch.equal(inputs_of(rest), inputs_of(list(whole.train_batches(plan())))[15:])
 
 
 @pytest.mark.parametrize("loader_workers", WORKERS)

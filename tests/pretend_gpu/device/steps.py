@@ -126,7 +126,6 @@ def _leave_out_waits(engine: ModuleType) -> None:
         *((manager.SnapshotManager, name) for name in _AT_THE_END),
         # Once in a training: data sets are moved to the device, the first targets are looked at.
         (memory.MemorySource, "__init__"),
-        (memory.PreparedSource, "__init__"),
         (losses.CheckedLoss, "_check_classes"),
     ):
         setattr(owner, name, _left_out(getattr(owner, name)))

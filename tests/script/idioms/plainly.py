@@ -46,7 +46,9 @@ class Chance:
         order = epoch_order(len(data), SEED, epoch).tolist()  # type: ignore[arg-type]  # likewise
         size = loader.batch_size or 1
         for start in range(0, len(order), size):
-            batch = items.__getitems__(ItemRequest(SEED, epoch, tuple(order[start : start + size])))
+            batch = items.__getitems__(
+                ItemRequest(SEED, epoch, start, tuple(order[start : start + size]))
+            )
             self._streams.at_step(epoch * len(loader) + start // size)
             yield batch
         self._passes[id(loader)] += 1  # not where only the first batch was looked at
@@ -56,10 +58,11 @@ class Chance:
         if named or given[1:] != ((8,),) or not torch.is_grad_enabled():
             return self._randint(*given, **named)
         order = epoch_order(WINDOWS, SEED, 0).tolist()
-        asked = tuple(order[(self._drawn + i) % WINDOWS] for i in range(8))
+        first = self._drawn % WINDOWS
+        asked = tuple(order[(first + i) % WINDOWS] for i in range(8))
         self._drawn += 8
         items = SeededItems(_Draws(lambda: self._randint(given[0], (1,))), torch.cat)  # type: ignore[arg-type]
-        return items.__getitems__(ItemRequest(SEED, 0, asked))  # type: ignore[return-value]
+        return items.__getitems__(ItemRequest(SEED, 0, first, asked))  # type: ignore[return-value]
 
 
 class _Draws:

@@ -79,7 +79,7 @@ class Runs:
         made = self._place / name
         made.mkdir()
         if self.idiom.name == "mnist":
-            write_mnist(made / "data" / "MNIST" / "raw", train=500, test=100, gz=False)
+            write_mnist(made / "data", train=500, test=100, gz=False)
         return made
 
 
@@ -253,7 +253,7 @@ def test_a_killed_training_goes_on_exactly(runs: Runs) -> None:
 @pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
 def test_verify_says_whether_it_is_the_same(idiom: Idiom, tmp_path: Path) -> None:
     if idiom.name == "mnist":
-        write_mnist(tmp_path / "data" / "MNIST" / "raw", train=500, test=100, gz=False)
+        write_mnist(tmp_path / "data", train=500, test=100, gz=False)
     assert verified(idiom.after, tmp_path, *idiom.options) == (idiom.verdict, [*idiom.causes])
 
 

@@ -317,32 +317,3 @@ def test_a_subset_that_has_other_samples_once_resumed_is_an_error(
     assert run_ranks(1, body, range(20), 1) == [""]
     (told,) = run_ranks(1, body, again, 2)
     assert ("other samples in a Subset" in told and "random_split" in told) == refused
-
-
-class Augmented(TensorDataset):
-    """Draws by a generator of its own."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        super().__init__(*tensors)
-        self.rng = torch.Generator()
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        inputs, targets = (tensor[index] for tensor in self.tensors)
-        return inputs + torch.rand((), generator=self.rng), targets
-
-
-@pytest.mark.parametrize("loader_workers", [0, 1])
-def test_a_data_set_that_draws_by_its_own_generator_is_named_once(
-    loader_workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def body(group: Group) -> None:
-        with session_on(group, tmp_path, {"loader_workers": loader_workers}) as s:
-            net = s.model(nn.Linear(5, 2))
-            s.optimizer(sgd(net))
-            batches = s.loader(Augmented(*points()), global_batch=BATCH)
-            for _ in s.epochs(2):
-                for inputs, targets in map(pair_of, batches):
-                    s.step(F.cross_entropy(net(inputs), targets))
-
-    run_ranks(2, body)
-    assert capfd.readouterr().out.count("Augmented draws by a random generator that it holds") == 1

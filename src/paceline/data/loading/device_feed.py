@@ -1,28 +1,12 @@
 """Copies batches from host to device asynchronously, on a stream of their own."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Generic, TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from paceline.data.batch import map_tensors, move_whole
-from paceline.distributed.device import can_pin, is_accelerator, use_device
-
-T = TypeVar("T")
-Made = TypeVar("Made")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchInFlight:
-    """A batch that is being copied."""
-
-    content: object
-    arrived: torch.Event | None
-    """None where there was nothing to wait for."""
+from paceline.distributed.device import can_pin, is_accelerator
 
 
 @final
@@ -50,41 +34,28 @@ class DeviceFeed:
         """Whether copies run beside the device's work."""
         self._stream: torch.Stream | None = None
 
-    def start(self, content: object) -> BatchInFlight:
-        """Begin to copy a batch; on any thread.
+    def bring(self, content: object) -> object:
+        """Copy a batch; what is computed next waits for it, what is computed now doesn't.
 
         Args:
-            content: Tensors of the host, as `Batch.content` has them. What moves itself is moved by
-                `finish`: where it puts tensors, and for how long, is its own affair.
+            content: Tensors of the host, as `Batch.content` has them. What moves itself is moved on
+                the computing stream.
         """
         if not self.is_beside:
-            return BatchInFlight(map_tensors(content, self._moved, _unchanged), None)
+            return self._whole(map_tensors(content, self._moved, _unchanged))
         self._stream = self._stream or torch.Stream(device=self._device)
         with self._stream:
             moved = map_tensors(content, lambda tensor: self._moved(_pinned(tensor)), _unchanged)
-            return BatchInFlight(moved, self._stream.record_event())
-
-    def finish(self, in_flight: BatchInFlight) -> object:
-        """Make the computing stream wait for a batch; called on the thread that computes.
-
-        Returns:
-            The batch, on the device.
-        """
-        if in_flight.arrived is None:
-            return self._whole(in_flight.content)
+            arrived = self._stream.record_event()
         computing = torch.accelerator.current_stream(self._device)
-        computing.wait_event(in_flight.arrived)
+        computing.wait_event(arrived)
 
         def used_here(tensor: Tensor) -> Tensor:
             """Keep the copying stream, whose memory it is, from reusing it before this one ends."""
             tensor.record_stream(computing)
             return tensor
 
-        return self._whole(map_tensors(in_flight.content, used_here, _unchanged))
-
-    def bring(self, content: object) -> object:
-        """Copy a batch; what is computed next waits for it, what is computed now doesn't."""
-        return self.finish(self.start(content))
+        return self._whole(map_tensors(moved, used_here, _unchanged))
 
     def describe(self) -> str:
         """Say for the start-up lines where copies run beside the device's work; else nothing."""
@@ -103,32 +74,3 @@ def _unchanged(value: object) -> object:
 
 def _pinned(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_pinned() or not tensor.is_cpu else tensor.pin_memory()
-
-
-@final
-@dataclass(frozen=True)
-class _Pending(Generic[T, Made]):
-    item: T
-    made: "Future[Made]"
-
-
-def one_ahead(
-    make: Callable[[T], Made], items: Iterable[T], device: torch.device
-) -> Iterator[tuple[T, Made]]:
-    """Apply a function to items on a background thread, one item ahead of the consumer.
-
-    The thread ends with the iterator.
-    """
-    pending: deque[_Pending[T, Made]] = deque()
-    with ThreadPoolExecutor(1, "paceline-batches", use_device, (device,)) as thread:
-        for item in items:
-            pending.append(_Pending(item, thread.submit(make, item)))
-            if len(pending) > 1:
-                yield _first_of(pending)
-        while pending:
-            yield _first_of(pending)
-
-
-def _first_of(pending: deque[_Pending[T, Made]]) -> tuple[T, Made]:
-    first = pending.popleft()
-    return first.item, first.made.result()

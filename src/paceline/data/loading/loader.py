@@ -129,12 +129,10 @@ class LoaderSource(BatchSource):
         self._channels_last = memory_format == torch.channels_last
         self._loader_workers = loader_workers
         self._requests = _Requests()
-        items = SeededItems(dataset, collate)
-        self._own_draws = items.own_draws
         # Called again where the processes' copies of the data set are out of date.
         self._make = partial(
             _make_loader,
-            items,
+            SeededItems(dataset, collate),
             self._requests,
             loader_workers,
             pin_memory=self._feed.is_beside,
@@ -149,11 +147,6 @@ class LoaderSource(BatchSource):
         self._ahead: tuple[EpochPlan, int] | None = None
         """The epoch that is being read ahead, and the number of its pass."""
         self._processes: list[BaseProcess] = []
-
-    @property
-    def draws_by_its_own(self) -> bool:
-        """Whether the data set was seen to draw by a random generator that it holds itself."""
-        return self._own_draws.seen
 
     @property
     def num_samples(self) -> int:
@@ -217,7 +210,7 @@ class LoaderSource(BatchSource):
         drawn = self._order.of(plan.epoch)
         order, bounds = drawn.indices, drawn.bounds
         shares = plan_shares(plan, len(order)) if bounds is None else own_shares(plan, bounds)
-        return _training_work(plan, order, shares, in_places=True)
+        return _training_work(plan, order, shares)
 
     def _batches(self, work: Iterator[_Work]) -> Iterator[Batch]:
         """Run one pass; a later pass of the same source ends this one."""
@@ -327,15 +320,12 @@ def _unchanged(batch: object) -> object:
     return batch
 
 
-def _training_work(
-    plan: EpochPlan, order: Indices, shares: Iterator[StepShare], *, in_places: bool = False
-) -> Iterator[_Work]:
-    """List an epoch's batches; `in_places` seeds samples by their places, since some come twice."""
+def _training_work(plan: EpochPlan, order: Indices, shares: Iterator[StepShare]) -> Iterator[_Work]:
+    """List an epoch's batches."""
     for step_share in shares:
         indices = order[step_share.start : step_share.stop]
         start, stop = step_share.to_read
-        places = tuple(range(start, stop)) if in_places else ()
-        request = ItemRequest(plan.seed, plan.epoch, tuple(order[start:stop].tolist()), places)
+        request = ItemRequest(plan.seed, plan.epoch, start, tuple(order[start:stop].tolist()))
         yield _Work(request, indices, step_share.total, step_share.last, step_share.part)
 
 
@@ -343,7 +333,8 @@ def _evaluation_work(samples: Indices, part: int, parts: int, batch_size: int) -
     begin, end = share(len(samples), part, parts)
     for start in range(begin, end, batch_size):
         indices = samples[start : min(start + batch_size, end)]
-        yield _Work(ItemRequest(0, _EVAL_EPOCH, tuple(indices.tolist())), indices, len(indices))
+        request = ItemRequest(0, _EVAL_EPOCH, start, tuple(indices.tolist()))
+        yield _Work(request, indices, len(indices))
 
 
 def _describe_death(process: BaseProcess, reading: str) -> str:

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from paceline.data.batch import Batch, BatchSource, laid_out
-from paceline.data.loading.dataset_worker import Collate, ItemRequest, collating
+from paceline.data.loading.dataset_worker import Collate, seeded
 from paceline.data.loading.device_feed import DeviceFeed
 from paceline.data.order import EpochPlan, Indices, step_shares
+from paceline.data.splitmix import Domain
 from paceline.distributed.group import Group
 from paceline.errors import DataError
 
@@ -137,8 +138,8 @@ class StreamSource(BatchSource):
                 indices = np.arange(
                     start + step_share.start, start + step_share.stop, dtype=np.int64
                 )
-                request = ItemRequest(plan.seed, plan.epoch, (start + step_share.start,))
-                batch = self._batch(own_items, request, len(indices), len(items), indices)
+                key = plan.seed, plan.epoch, start + step_share.start
+                batch = self._batch(own_items, key, len(indices), len(items), indices)
                 batch.last, batch.part = step_share.last, step_share.part
                 yield batch
             start += len(items)
@@ -156,8 +157,8 @@ class StreamSource(BatchSource):
             if number % parts == part:
                 first = number * batch_size
                 indices = np.arange(first, first + len(items), dtype=np.int64)
-                request = ItemRequest(0, _EVAL_EPOCH, (first,))
-                yield self._batch(items, request, len(items), len(items), indices)
+                key = 0, _EVAL_EPOCH, first
+                yield self._batch(items, key, len(items), len(items), indices)
 
     def describe(self) -> str:
         """Say what is read."""
@@ -200,9 +201,14 @@ class StreamSource(BatchSource):
         self._report = None
 
     def _batch(
-        self, items: list[object], request: ItemRequest, local: int, total: int, indices: Indices
+        self,
+        items: list[object],
+        key: tuple[int, int, int],
+        local: int,
+        total: int,
+        indices: Indices,
     ) -> Batch:
-        with collating(request):
+        with seeded(Domain.COLLATE, *key):
             collated = self._collate(items)
         content = laid_out(self._feed.bring(collated), channels_last=self._channels_last)
         return Batch(content, local, total, indices)

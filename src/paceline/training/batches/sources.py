@@ -26,8 +26,7 @@ from paceline.data.loading.dataset_worker import Collate, WorkerInit
 from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.sampled import SampledOrder
 from paceline.data.loading.stream import StreamSource
-from paceline.data.memory import MemorySource, PreparedSource, TensorData
-from paceline.data.protocols import RawImages
+from paceline.data.memory import MemorySource, TensorData
 from paceline.distributed.group import Group
 from paceline.distributed.startup_facts import WorkerFacts, disagreement
 from paceline.errors import JobError, UsageError
@@ -74,7 +73,7 @@ class DataSource:
     @property
     def unit(self) -> SampleUnit:
         """What the samples are called: images where that is known of them."""
-        return "images" if isinstance(self.data, TensorData | RawImages) else "samples"
+        return "images" if isinstance(self.data, TensorData) else "samples"
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -175,10 +174,10 @@ def _describe_batches(
     data: DataLoader[object], sampler: Iterable[list[int]], seed: int
 ) -> DataSource:
     """Take over a sampler that makes the batches itself, of any size."""
-    if isinstance(data.dataset, TensorData | RawImages):
+    if isinstance(data.dataset, TensorData):
         raise UsageError(
-            f"this DataLoader's batches are made by a {type(sampler).__name__}, which raw images' "
-            "can't be: give Paceline the data set and a batch size"
+            f"this DataLoader's batches are made by a {type(sampler).__name__}, which TensorData "
+            "doesn't support: give Paceline the data set and a batch size"
         )
     order = SampledOrder(sampler, seed, in_batches=True, samples=_size_of(data.dataset))
     if not order.sizes:
@@ -247,10 +246,10 @@ def _own_order(sampler: Sampler[int], data: object, seed: int) -> SampledOrder |
         return None
     if type(sampler) is RandomSampler and not sampler.replacement and whole:
         return None
-    if isinstance(data, TensorData | RawImages):
+    if isinstance(data, TensorData):
         raise UsageError(
-            f"this DataLoader draws its samples by a {name}, which raw images can't be: give "
-            "Paceline the data set and shuffle=True or False"
+            f"this DataLoader draws its samples by a {name}, which TensorData doesn't support: "
+            "give Paceline the data set and shuffle=True or False"
         )
     return SampledOrder(sampler, seed, samples=_size_of(data))
 
@@ -299,7 +298,7 @@ def make_source(
     """Serve a data set: from memory on the device, through a DataLoader, or as a stream.
 
     Raises:
-        UsageError: Changes on the device of anything but raw images.
+        UsageError: Changes on the device of anything but `TensorData`.
     """
     layout = torch.channels_last if channels_last else torch.contiguous_format
     data = served.data
@@ -311,33 +310,22 @@ def make_source(
             augment=augment,
             evaluate_with=evaluate_with,
         )
-    raw = isinstance(data, RawImages) and not isinstance(data, IterableDataset)
-    if (augment or evaluate_with) and not raw:
+    if augment or evaluate_with:
         raise UsageError(
-            "the job's `augment` and `evaluate_with` work on TensorData and on raw images; put the "
-            "transforms into the data set instead"
+            "the job's `augment` and `evaluate_with` work on TensorData; put the transforms into "
+            "the data set instead"
         )
     if isinstance(data, IterableDataset):
         return StreamSource(data, group, memory_format=layout, collate=served.collate)
     workers = served.loader_workers
-    source = LoaderSource(
+    return LoaderSource(
         data,
         group.device,
         loader_workers=config.data.loader_workers if workers is None else workers,
-        memory_format=torch.contiguous_format if raw else layout,
+        memory_format=layout,
         collate=served.collate,
         # Before the other workers give up on this one, so that the cause is told.
         timeout_s=0.9 * config.dist.timeout_s,
         order=served.order,
         worker_init=served.worker_init,
-    )
-    if not isinstance(data, RawImages):
-        return source
-    return PreparedSource(
-        source,
-        data,
-        group.device,
-        memory_format=layout,
-        augment=augment,
-        evaluate_with=evaluate_with,
     )

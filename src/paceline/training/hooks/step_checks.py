@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 
-from paceline.data.loading.loader import LoaderSource
 from paceline.data.loading.stream import StreamRecord, StreamSource
 from paceline.errors import JobError, UsageError
 from paceline.gradient_sync.replica_consistency import ReplicaConsistency
@@ -22,13 +21,6 @@ from paceline.training.hooks.base import StepHook
 from paceline.training.run_record.numerics import NumericsRecord
 from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import Agreement
-
-_OWN_DRAWS = (
-    "{kind} draws by a random generator that it holds itself: what a sample is follows from those "
-    "that were read before it, and changes with the number of workers or loader processes, and by "
-    "a resume. Draw by torch, numpy.random or random, which are seeded for each sample, or seed "
-    "its own by the index, in __getitem__"
-)
 
 
 @final
@@ -71,7 +63,6 @@ class LoopChecks(StepHook):
         Raises:
             JobError: Some workers have left their loop, and others go on.
         """
-        self._name_own_draws()
         group, script = self._context.group, self._context.script
         rows = group.gather_rows(torch.tensor([script.has_left]))[:, 0].tolist()
         left, stayed = (
@@ -97,14 +88,6 @@ class LoopChecks(StepHook):
                 "follows from a variable of its own (a count of steps, the best figure), this "
                 "began anew then: count by s.steps_done, and keep others by s.keep(best=...)"
             )
-
-    def _name_own_draws(self) -> None:
-        """Name data sets that draw by generators of their own, once each."""
-        for loader in self._context.components.loaders:
-            source = loader.source if loader.is_open else None
-            if isinstance(source, LoaderSource) and source.draws_by_its_own:
-                text = _OWN_DRAWS.format(kind=type(loader.dataset).__name__)
-                self._context.optimizer_step.report_once(text)
 
 
 @final

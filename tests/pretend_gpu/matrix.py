@@ -21,6 +21,7 @@ import torch
 
 from tests.pretend_gpu.counters import SYNCS, counted_steps, usual
 from tests.pretend_gpu.host import Host
+from tests.script.idioms.idioms import BY_NAME
 from tests.support.cifar_files import write_cifar10
 from tests.support.idx_files import write_mnist
 from tests.support.image_files import write_image_folder
@@ -73,9 +74,6 @@ def _write_script(at: Path) -> None:
     (at / "train.py").write_text(SCRIPT)
 
 
-_IDIOMS = Path(__file__).parents[1] / "script" / "idioms"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A recipe with little data and a small network; or a script."""
@@ -95,7 +93,7 @@ class Recipe:
 
 def _idiom(name: str, own: str = "", *, has_shards: bool = True) -> Recipe:
     """Give a script in another project's idiom, which has its data, batches and epochs itself."""
-    return Recipe(command=f"run {_IDIOMS / name}_after.py", own=own, has_shards=has_shards)
+    return Recipe(command=f"run {BY_NAME[name].after}", own=own, has_shards=has_shards)
 
 
 RECIPES: Mapping[str, Recipe] = {

@@ -1,9 +1,16 @@
 """The table of scripts in the idioms of others: what each of them changes, keeps and gives up."""
 
+import atexit
 import difflib
+import os
 import re
+import shutil
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from tests.support.diffs import apply_diff
 
 HERE = Path(__file__).parent
 EXACT = 1e-5
@@ -52,7 +59,12 @@ class Idiom:
 
     @property
     def after(self) -> Path:
-        return HERE / f"{self.name}_after.py"
+        """The script with the changes of `NAME.diff`, in a temporary directory of this process."""
+        path = _written() / f"{self.name}_after.py"
+        if not path.exists():
+            diff = (HERE / f"{self.name}.diff").read_text()
+            path.write_text(apply_diff(self.before.read_text(), diff))
+        return path
 
     def row(self) -> str:
         """Write the line of the table in docs/tutorial/own-loop.md."""
@@ -164,6 +176,14 @@ IDIOMS = (
     ),
 )
 BY_NAME = {idiom.name: idiom for idiom in IDIOMS}
+
+
+@cache
+def _written() -> Path:
+    """Make the directory of the later scripts, which goes with this process."""
+    made, owner = tempfile.mkdtemp(prefix="paceline-idioms-"), os.getpid()
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(made))
+    return Path(made)
 
 
 def code_of(path: Path) -> list[str]:

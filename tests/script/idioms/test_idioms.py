@@ -18,6 +18,7 @@ from tests.cli.conftest import Paceline, metrics_without_times, newest_step, sum
 from tests.docs.pages import ROOT
 from tests.launch.waiting import patient, until
 from tests.script.idioms.idioms import BY_NAME, HERE, IDIOMS, Idiom, count_changes
+from tests.support.diffs import apply_diff
 from tests.support.idx_files import write_mnist
 from tests.support.warm import run_warm
 
@@ -159,6 +160,13 @@ def test_as_many_lines_change_as_the_docs_say(idiom: Idiom) -> None:
     assert idiom.row() in (ROOT / "docs" / "tutorial" / "own-loop.md").read_text().splitlines()
 
 
+@pytest.mark.parametrize("line", [" kept", "-gone"])
+def test_a_diff_that_does_not_fit_is_refused(line: str) -> None:
+    assert apply_diff("a\nb\nc\n", "---\n+++\n@@ -2 +2,2 @@\n b\n+new\n") == "a\nb\nnew\nc\n"
+    with pytest.raises(ValueError, match="line 2 isn't"):
+        apply_diff("a\nb\n", f"---\n+++\n@@ -2 +2 @@\n{line}\n")
+
+
 def test_every_script_is_in_the_table() -> None:
     assert sorted(path.name for path in HERE.glob("*_before.py")) == sorted(
         idiom.before.name for idiom in IDIOMS
@@ -260,17 +268,22 @@ def test_verify_says_whether_it_is_the_same(idiom: Idiom, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("script", "options", "found"),
+    ("name", "state", "options", "found"),
     [
-        ("dcgan_after", ("--sync-batchnorm",), ("same but for chance", ["chance"])),
-        ("multigpu_before", (), ("different", ["rate-stays"])),
-        ("imagenet_before", (), ("different", ["no-communication"])),
+        ("dcgan", "after", ("--sync-batchnorm",), ("same but for chance", ["chance"])),
+        ("multigpu", "before", (), ("different", ["rate-stays"])),
+        ("imagenet", "before", (), ("different", ["no-communication"])),
     ],
 )
 def test_verify_says_what_is_wrong(
-    script: str, options: tuple[str, ...], found: tuple[str, list[str]], tmp_path: Path
+    name: str,
+    state: str,
+    options: tuple[str, ...],
+    found: tuple[str, list[str]],
+    tmp_path: Path,
 ) -> None:
-    assert verified(HERE / f"{script}.py", tmp_path, *options) == found
+    script = BY_NAME[name].after if state == "after" else BY_NAME[name].before
+    assert verified(script, tmp_path, *options) == found
 
 
 def verified(script: Path, place: Path, *options: str) -> tuple[str, list[str]]:

@@ -80,46 +80,23 @@ def _changed(**parts: object) -> Spoil:
 
 
 NOT_JSON: dict[str, Spoil] = {
-    "empty": _of(b""),
     "text": _of(b"hello\n"),
-    "a list": _of(b"[]"),
-    "null": _of(b"null"),
-    "a number": _of(b"7"),
     "not UTF-8": _of(b'{"format": "\xff\xfe"}'),
     "deep": _of(b"[" * 200_000),
-    "deep objects": _of(b'{"format":' * 50_000),
-    "a huge number": _of(b'{"format": 1' + b"0" * 5000 + b"}"),
-    "a huge exponent": _of(b'{"format": 1e999}'),
-    "NaN": _of(b'{"format": NaN}'),
-    "twice": _of(b'{"format": 1, "format": 1}'),
     "5 MB": _of(b"[" + b"1," * 2_500_000 + b"1]"),
     "beyond any size": _of(b" " * (17 << 20)),
-    "zero bytes": _of(b"\0" * 1000),
     "a pipe": _pipe,
     "a device": _zeros,
     "a directory": _directory,
 }
 WRONG_RUN: dict[str, Spoil] = {
     "format 99": _changed(format=99),
-    "format as text": _changed(format="1"),
-    "kind": _changed(kind=["recipe"]),
     "no settings": _changed(settings=None),
-    "settings as a list": _changed(settings=[1]),
     "a setting of another type": _changed(settings={"epochs": "many"}),
     "an unknown setting": _changed(settings={"moons": 3}),
-    "a nested setting": _changed(settings={"epochs": {"a": []}}),
-    "derived as text": _changed(derived="x"),
     "a world of text": _changed(derived={"world_size": "two", "global_batch": 64}),
-    "a world of none": _changed(derived={"world_size": 0, "global_batch": 64}),
-    "a batch as a list": _changed(derived={"world_size": 1, "global_batch": [64]}),
-    "given of numbers": _changed(given=[1, 2]),
-    "arguments as text": _changed(recipe_arguments="x"),
     "an argument that is an object": _changed(recipe_arguments={"data_dir": {"a": 1}}),
-    "an unknown argument": _changed(recipe_arguments={"moons": 1}),
-    "a recipe of none": _changed(reference=None),
     "a recipe that is none": _changed(reference="\x1b]0;owned\x07"),
-    "hosts of numbers": _changed(hosts=[1]),
-    "history as text": _changed(history="x"),
 }
 
 
@@ -146,35 +123,17 @@ def test_run_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> 
             assert "run.json" in _refused(capsys, *command)
 
 
-def _unreadable(path: Path) -> None:
-    """As for another user: root reads every file, so there a directory stands for it."""
-    path.write_text("{}")
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        _directory(path)
-
-
 FOREIGN: dict[str, Spoil] = {
-    "an empty object": _of(b"{}"),
     "of something else": _of(b'{"name": "web", "command": ["npm"]}'),
-    "binary": _of(b"\x7fELF\0\xff" * 100),
-    "unreadable": _unreadable,
-    **{name: NOT_JSON[name] for name in ("empty", "text", "a list", "a directory")},
+    **{name: NOT_JSON[name] for name in ("text", "a directory")},
 }
 _READERS = (
     "report",
-    "report --html page.html",
-    "report --watch",
     "watch",
-    "watch --json",
     "compare",
-    "evaluate",
     "export x.pt",
     "resume",
     "label --name a",
-    "copy elsewhere",
-    "track",
-    "workers --once",
     "predict --link 25gbit",
 )
 
@@ -198,19 +157,7 @@ def test_a_directory_whose_run_json_is_something_elses(
     assert [path.name for path in Path().iterdir()] == ["mine"]
 
 
-def test_a_directory_whose_run_json_is_something_elses_is_no_run_of_a_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("runs/mine").mkdir(parents=True)
-    Path("runs/mine/run.json").write_text("{}")
-    assert main(["runs", "--json"]) == ExitCode.DONE
-    assert "mine" not in capsys.readouterr().out
-    assert "no training" in _refused(capsys, "compare", "runs")
-
-
 @pytest.mark.parametrize("spoil", NOT_JSON)
-@pytest.mark.core_cases(10)
 def test_profile_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     NOT_JSON[spoil](run / "profile.json")
     assert "profile.json" in _refused(capsys, "predict", run, "--link", "25gbit")
@@ -221,14 +168,8 @@ def test_profile_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str])
     [
         _changed(format=99),
         _changed(world_size="2"),
-        _changed(world_size=0),
-        _changed(workers={}),
         _changed(workers=[1]),
-        _changed(gradients=[{"at_s": "x", "bytes": 1}]),
         _changed(step_s={"median": 0, "low": 0, "high": 0}),
-        _changed(step_s=1.0),
-        _changed(parts={}),
-        _changed(epoch=None),
     ],
 )
 def test_a_profile_of_wrong_types(
@@ -239,15 +180,6 @@ def test_a_profile_of_wrong_types(
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
-@pytest.mark.core_cases(8)
-def test_study_json(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "study").mkdir()
-    NOT_JSON[spoil](tmp_path / "study" / "study.json")
-    _refused(capsys, "predict", tmp_path / "study", "--link", "25gbit")
-
-
-@pytest.mark.parametrize("spoil", NOT_JSON)
-@pytest.mark.core_cases(4)
 def test_files_without_which_a_command_goes_on(
     spoil: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,7 +194,6 @@ def test_files_without_which_a_command_goes_on(
 
 
 @pytest.mark.parametrize("spoil", NOT_JSON)
-@pytest.mark.core_cases(9)
 def test_manifest_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = f"step-{newest_step(run):012d}"
     NOT_JSON[spoil](run / "snapshots" / newest / "manifest.json")
@@ -273,7 +204,7 @@ def test_manifest_json(spoil: str, run: Path, capsys: pytest.CaptureFixture[str]
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("spoil", ["a pipe", "a device", "a directory", "not UTF-8", "5 MB"])
+@pytest.mark.parametrize("spoil", ["a pipe", "not UTF-8"])
 def test_hostfile(spoil: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     NOT_JSON[spoil](tmp_path / "hosts")
     assert "hosts" in _refused(capsys, "train", "digits", "--hostfile", tmp_path / "hosts")
@@ -302,15 +233,14 @@ def test_strays_among_the_snapshots_dont_keep_a_training_from_going_on(
     assert (run / "logs").is_dir()
 
 
-@pytest.mark.parametrize("spoil", ["a pipe", "a device", "5 MB", "not UTF-8", "zero bytes"])
-@pytest.mark.core_cases(2)
+@pytest.mark.parametrize("spoil", ["a pipe", "not UTF-8"])
 def test_a_table_that_is_none_is_named_or_begun_again(
     spoil: str, paceline: Paceline, run: Path
 ) -> None:
     NOT_JSON[spoil](run / "metrics.csv")
     ended = paceline.run("resume", run, "--epochs", "2", "--allow-change", "epochs")
     assert "Traceback" not in ended.err
-    if spoil in ("a pipe", "a device"):
+    if spoil == "a pipe":
         assert ended.code == ExitCode.USAGE
         assert "metrics.csv can't be read: it is a" in ended.err
     else:

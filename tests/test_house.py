@@ -35,6 +35,7 @@ PICKLING_COLLECTIVES = frozenset(
     for verb in ("all_gather", "gather", "broadcast", "scatter", "send", "recv")
     for suffix in ("", "_list")
 )
+UNSAFE_CALLS = ("os.system", "os.popen", "eval", "exec")
 MAY_READ_ENVIRONMENT = (
     "paceline/__init__.py",
     "paceline/distributed/environment.py",
@@ -79,7 +80,7 @@ def unsafe(node: ast.AST) -> str | None:
 def unsafe_call(node: ast.Call) -> str | None:
     name = dotted(node.func)
     keywords = {k.arg: k.value for k in node.keywords}
-    if name in ("os.system", "os.popen", "eval", "exec"):
+    if name in UNSAFE_CALLS:
         return f"calls {name}"
     shell = keywords.get("shell")
     if shell is not None and not (isinstance(shell, ast.Constant) and shell.value is False):
@@ -96,7 +97,10 @@ def nodes_of(path: Path) -> Sequence[ast.AST]:
 
 
 def test_nothing_unpickles_or_starts_a_shell() -> None:
-    found = [(path, node, unsafe(node)) for path in SOURCES for node in nodes_of(path)]
+    risky = (*UNSAFE_MODULES, *PICKLING_COLLECTIVES, *UNSAFE_CALLS, "shell", "torch.load")
+    words = re.compile(rf"\b({'|'.join(risky)})\b")  # files without one needn't be parsed
+    judged = [path for path in SOURCES if words.search(path.read_text())]
+    found = [(path, node, unsafe(node)) for path in judged for node in nodes_of(path)]
     named = [f"{name_of(p)}:{getattr(n, 'lineno', 0)} {what}" for p, n, what in found if what]
     # CIFAR's files are pickles: tests/data/test_datasets.py shows that nothing in them is called.
     (unpickler,) = named

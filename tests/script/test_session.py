@@ -1,5 +1,6 @@
 """A script by itself: as one plain process, and under torchrun."""
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -210,9 +211,17 @@ with paceline.session(device="cpu", loader_workers=0, run_dir="run") as s:
     {last}
 """
     script = write_script(tmp_path, run=run)
-    failed = plain(script) if workers == 1 else torchrun(script, workers)
-    assert failed.returncode == 1
-    assert "leave out init_process_group, DistributedDataParallel and destroy_" in failed.stderr
+    for failed in [plain(script)] if workers == 1 else on_two(script):
+        assert failed.returncode == 1
+        assert "leave out init_process_group, DistributedDataParallel and destroy_" in failed.stderr
+
+
+def on_two(script: Path) -> "list[subprocess.CompletedProcess[str]]":
+    """Run a script on two workers that are started by hand."""
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(plain, script, RANK=rank, **where) for rank in ("0", "1")]
+    return [future.result() for future in done]
 
 
 FOLDS = """
@@ -232,11 +241,7 @@ for fold in range(2):
 def test_sessions_by_hand_leave_each_other_before_rank_0_copies_and_reports(
     tmp_path: Path,
 ) -> None:
-    script = write_script(tmp_path, run=FOLDS)
-    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    with ThreadPoolExecutor() as pool:
-        done = [pool.submit(plain, script, RANK=rank, **where) for rank in ("0", "1")]
-    first, second = (future.result() for future in done)
+    first, second = on_two(write_script(tmp_path, run=FOLDS))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert first.stdout.count("group left") == 2
     assert "in the group" not in first.stdout

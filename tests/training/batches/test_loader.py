@@ -177,9 +177,7 @@ WRAPPED: dict[str, Callable[[Loader], Iterable[object]]] = {
 @pytest.mark.parametrize(
     ("start", "wrapped", "told"),
     [
-        ("0", "plain", 1),
         ("1", "generator", 1),
-        ("0", "zip", 1),
         ("s.step_in_epoch", "zip", 0),
         ("", "plain", 0),
     ],

@@ -182,7 +182,12 @@ BY_NAME = {idiom.name: idiom for idiom in IDIOMS}
 def _written() -> Path:
     """Make the directory of the later scripts, which goes with this process."""
     made, owner = tempfile.mkdtemp(prefix="paceline-idioms-"), os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(made))
+
+    def remove() -> None:
+        if os.getpid() == owner:  # and no process that was forked from it
+            shutil.rmtree(made)
+
+    atexit.register(remove)
     return Path(made)
 
 

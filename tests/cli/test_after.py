@@ -1,7 +1,6 @@
 """What can be done with a run: evaluate, export, report."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -171,15 +170,3 @@ def test_recipes_fit_a_terminal(
     shown = capsys.readouterr().out.splitlines()
     assert max(map(len, shown)) <= 60
     assert any(line.startswith(" " * 20) for line in shown)  # below its summary
-
-
-def test_where_copies_are_is_fitted_to_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(_GOLDEN, run)
-    url = f"file://{tmp_path}/away"
-    monkeypatch.setenv("COLUMNS", str(len(url) + 8))
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["copy", str(run), url]) == ExitCode.DONE
-    assert capsys.readouterr().out == f"Copied to\n  {url}/run\n"

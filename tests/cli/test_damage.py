@@ -129,11 +129,9 @@ FOREIGN: dict[str, Spoil] = {
 }
 _READERS = (
     "report",
-    "watch",
     "compare",
     "export x.pt",
     "resume",
-    "label --name a",
     "predict --link 25gbit",
 )
 
@@ -183,12 +181,10 @@ def test_a_profile_of_wrong_types(
 def test_files_without_which_a_command_goes_on(
     spoil: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = ("summary.json", "snapshots/best.json", "logs/workers.json", "profile.json")
+    places = ("summary.json", "snapshots/best.json", "profile.json")
     for name in (*places, "metrics.csv", "steps.csv"):
         NOT_JSON[spoil](run / name)
     assert main(["report", str(run)]) == ExitCode.DONE
-    assert main(["watch", str(run)]) == ExitCode.DONE
-    assert main(["workers", str(run), "--once"]) == ExitCode.DONE
     assert main(["export", str(run), str(run / "x.safetensors")]) == ExitCode.DONE
     assert "Traceback" not in capsys.readouterr().err
 

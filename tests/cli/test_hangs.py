@@ -1,6 +1,5 @@
 """Workers that hang or lag in real trainings: named, ended, started again with the same result."""
 
-import json
 import os
 import subprocess
 import sys
@@ -120,7 +119,6 @@ def test_a_hang_and_a_long_evaluation(paceline: Paceline, script: Path, tmp_path
     assert "so far 1 restart" in text
     assert (run / "logs" / "hang-0.txt").exists()
     assert "its process is stopped" in text
-    assert not list((run / "logs").glob("workers*"))
     alone = ["--workers", "1", *command, "--run-dir", str(calm), "--", ""]
     assert paceline.run("run", script, *alone).code == 0
     assert summary(run)["weights_sha256"] == summary(calm)["weights_sha256"]
@@ -172,27 +170,18 @@ def test_a_hang_under_torchrun(paceline: Paceline, script: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_straggler_is_named_and_shown(paceline: Paceline, script: Path, tmp_path: Path) -> None:
+def test_a_straggler_is_named(paceline: Paceline, script: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # Watched every half second, so that half a minute's looks take a quarter.
     command = "--workers 2 --loader-workers 0 --epochs 40 --hang-after-s 5".split()
     training = paceline.start("run", script, *command, "--run-dir", run, "--", "slow data")
-    live = run / "logs" / "workers.json"
 
     def named() -> bool:
         log = run / "logs" / "rank-0.log"
         return log.exists() and "keeps the other workers waiting" in log.read_text()
 
     wait_until(named, "a straggler in the log")
-    assert {speed["rank"] for speed in json.loads(live.read_text())} == {0, 1}
-    shown = paceline.run("workers", run, "--once")
-    assert shown.code == 0, shown.err
-    rows = [line.split() for line in shown.out.splitlines() if line.strip()[:1].isdigit()]
-    assert [row[0] for row in rows[1:]] == ["1", "0"]
-    assert rows[1][-1] == "data"
     training.terminate()
     done = paceline.finish(training)
     assert "rank 1 on " in done.err
     assert "waits long for its data and keeps the other workers waiting" in done.err
-    after = paceline.run("workers", run, "--once")
-    assert "No worker has finished steps" in after.out

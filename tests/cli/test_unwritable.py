@@ -16,7 +16,6 @@ _TO_A_FILE = (
     "report run --html {}.html",
     "report study --html {}.html",
     "compare run other --html {}.html",
-    "preview synthetic --tiles 1 --size 8 --out {}.png",
 )
 
 
@@ -40,7 +39,7 @@ def _ends(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return code, said
 
 
-@pytest.mark.parametrize("words", [_TO_A_FILE[0], "init recipe {}", "label run --name a"])
+@pytest.mark.parametrize("words", [_TO_A_FILE[0], "init recipe {}", "report run"])
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -83,9 +82,5 @@ def test_a_place_below_a_file(words: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("words", _TO_A_FILE)
 def test_a_directory_in_the_files_place(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = words.format("full/new").split()[-1]
-    for path in (name, "full/new-train.png"):
-        Path(path).mkdir()
+    Path(name).mkdir()
     assert _ends(words.format("full/new"), capsys)[0] == ExitCode.USAGE
-    if words.startswith("preview"):
-        code, said = _ends(f"{words.format('full/new')} --overwrite", capsys)
-        assert (code, "can't be written: Is a directory" in said) == (ExitCode.USAGE, True)

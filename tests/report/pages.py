@@ -1,17 +1,14 @@
-"""A page of each kind: finished, running and failed runs, a study, a list of runs, a comparison."""
+"""A page of each kind: finished, running and failed runs, a study, a comparison."""
 
 import csv
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline.report.page import write_run_report
-from paceline.report.runs.comparison import choose_runs, compare
-from paceline.report.runs.listing import list_runs
-from paceline.report.runs.pages import write_comparison, write_index
+from paceline.report.runs.comparison import choose_runs, compare, write_comparison
 from paceline.report.scaling.page import write_scaling_report
 from paceline.results.confusion import Confusion
 from paceline.results.run_directory import RunDirectory
@@ -128,7 +125,6 @@ def write_pages(scratch: Path) -> Iterator[Mapping[str, Path]]:
         several = scratch / "several"
         for name in ("finished", "regression"):
             RUNS[name](several / name)
-        pages["index"] = write_index(list_runs(several), datetime.now(UTC))
         compared = compare(choose_runs([str(several)]))
         pages["compare"] = write_comparison(compared, several / "compare.html")
         shutil.copytree(GOLDEN / "study", scratch / "study")

@@ -8,17 +8,13 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.wait import WebDriverWait
 
-from paceline.report.load_run import read_run
-from paceline.report.page import render_page, write_run_report
-from paceline.report.page_server import FollowedPage, version_of
+from paceline.report.page import write_run_report
 from paceline.report.verification import write_verification
 from paceline.results.run_directory import RunDirectory
 from tests.report.browsing import CONTRAST, LAYOUT, find_faults, open_file, requested
-from tests.report.conftest import metrics_row, write_metrics
+from tests.report.conftest import metrics_row
 from tests.report.pages import LONG, RUNS, write_pages
-from tests.report.test_page_server import serving
 from tests.report.test_verification import FINDING, FOUND, RESUMED
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -145,7 +141,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Pat
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
-@pytest.mark.parametrize("name", [*RUNS, "index", "compare", "study"])
+@pytest.mark.parametrize("name", [*RUNS, "compare", "study"])
 def test_every_kind_of_page_fits_and_can_be_read(
     browser: Chrome, pages: Mapping[str, Path], name: str, width: int, scheme: str
 ) -> None:
@@ -209,22 +205,6 @@ def test_no_option_and_no_figure_is_parted(browser: Chrome, make_run: MakeRun) -
         assert figures["46 min 11 s"] == 1
         assert browser.execute_script(FIGURES) == []
         assert browser.execute_script(LAYOUT)["overflow"] is False
-
-
-def test_a_served_page_follows_its_run(browser: Chrome, make_run: MakeRun) -> None:
-    run = make_run(done=3, because=None)
-    page = FollowedPage(
-        lambda: version_of(run.path), lambda version: render_page(read_run(run), follow=version)
-    )
-    with serving(page) as server:
-        browser.get_log("browser")
-        browser.get(server.url)
-        write_metrics(run.metrics_csv, [metrics_row(epoch, 20) for epoch in range(1, 6)])
-        newest = "return document.querySelector('table.grid tbody tr:last-child th').textContent"
-        WebDriverWait(browser, 60).until(lambda _: browser.execute_script(newest) == "5")
-        assert browser.get_log("browser") == []
-    told = "return document.querySelector('[data-version]').textContent"
-    WebDriverWait(browser, 30).until(lambda _: "has ended" in browser.execute_script(told))
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -159,7 +159,7 @@ def test_nothing_is_sent_of_what_was_never_trained(tmp_path: Path) -> None:
     run = begun(tmp_path)
     run.run_json.unlink()
     follower = Follower(run, "told", None, lambda _: None)
-    assert follow.follow(follower, run, lambda: True, patient=True)
+    assert follow.follow(follower, run, lambda: True)
     assert SERVER.opened == []
 
 
@@ -168,7 +168,7 @@ def test_a_tracker_that_was_never_reached_is_tried_once_at_the_end(tmp_path: Pat
     SERVER.fails = {"open"}
     looks = iter([False, True])
     follower = Follower(run, "told", None, said.append)
-    assert not follow.follow(follower, run, lambda: next(looks), patient=True)
+    assert not follow.follow(follower, run, lambda: next(looks))
     assert len(SERVER.opened) == 2
     # One that had begun its run is tried again and again.
     SERVER.fails = {"log"}
@@ -182,7 +182,7 @@ def test_a_tracker_that_was_never_reached_is_tried_once_at_the_end(tmp_path: Pat
         return over
 
     follower = Follower(run, "told", None, said.append)
-    assert follow.follow(follower, run, is_over, patient=True)
+    assert follow.follow(follower, run, is_over)
     assert SERVER.steps == [2]
 
 
@@ -207,14 +207,6 @@ def test_where_the_run_is_kept_is_noted_without_secrets(
     note = TrackerNote.read(run, "told")
     assert note is not None
     assert note.kept_in == noted
-
-
-def test_without_patience_it_is_tried_once(tmp_path: Path) -> None:
-    run, said = begun(tmp_path), list[str]()
-    SERVER.fails = {"open"}
-    follower = Follower(run, "told", None, said.append)
-    assert not follow.follow(follower, run, lambda: True, patient=False)
-    assert "tried again" not in said[0]
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_named(

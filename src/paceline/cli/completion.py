@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -14,13 +13,12 @@ from paceline.errors import HelpShown, UsageError
 from paceline.options.command_line import LIST_OPTIONS, callable_with
 from paceline.options.fields import OptionField, unknown_name
 from paceline.recipes.registry import BUILT_IN
-from paceline.report.runs.listing import SORT_COLUMNS
 
 Shell = Literal["bash", "zsh", "fish"]
 
-_OF_RECIPES = frozenset({"train", "scale", "verify", "preview", "doctor"})
+_OF_RECIPES = frozenset({"train", "scale", "verify", "doctor"})
 """Commands whose first word is a recipe, with arguments of its own."""
-_OF_RUNS = tuple("compare copy evaluate export label report resume track watch workers".split())
+_OF_RUNS = tuple("compare evaluate export report resume".split())
 """Commands that take a run by its name below runs/, as well as its directory."""
 _BASH_LAST = "complete -F _paceline paceline"
 _BASH_RUNS = f"""
@@ -67,8 +65,6 @@ for name in {" ".join(_OF_RUNS)}
 end
 """
 _WORDS: Mapping[str, object] = {"init": Literal["recipe", "script"]}
-_VALUES: Mapping[tuple[str, str], object] = {("runs", "sort"): Literal[SORT_COLUMNS]}
-"""Usual values of options that take others too, by command and option."""
 _WITHOUT_WORD = frozenset({"recipes", "aws"})
 
 
@@ -110,10 +106,7 @@ def _options_of(name: str, module: str) -> Iterator[OptionField]:
         try:
             main([*([target] if target else []), LIST_OPTIONS])
         except HelpShown as listed:
-            yield from (
-                replace(option, annotation=_VALUES.get((name, option.name), option.annotation))
-                for option in listed.args
-            )
+            yield from listed.args
 
 
 def _with_word(name: str, options: list[OptionField]) -> Callable[..., None]:

@@ -6,10 +6,11 @@ from typing import Literal
 from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
 from paceline.options.quantities import parse_count
-from paceline.results.run_notes import RunNotes
+from paceline.options.text import printable
 
 LOG_LEAST_S = 0.5
 """The shortest time between two rows: workers exchange their figures about as often."""
+_NAME_BYTES, _TAG_BYTES, _NOTE_BYTES = 150, 100, 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +40,14 @@ class MetricsOptions:
     recipe's name."""
 
     name: str | None = None
-    """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs` shows
-    it."""
+    """A name for the run, which its directory then has too: runs/NAME-TIME."""
 
     tag: tuple[str, ...] = ()
-    """A word by which `paceline runs --filter tag=WORD` finds the run. Repeat it for each. With
-    --on sagemaker those such as team=vision are the job's as well."""
+    """A tag for trackers and for `paceline runs --json`. Repeat it for each. With --on sagemaker
+    those such as team=vision are the job's as well."""
 
     note: str | None = None
-    """What you want to remember of the run; `paceline label` changes name, tags and note later."""
+    """What you want to remember of the run; run.json and trackers have it."""
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -55,7 +55,12 @@ class MetricsOptions:
         Raises:
             UsageError: A value is out of range; the message says which.
         """
-        self.notes.check()
+        _check_line("--name", self.name or "", _NAME_BYTES)
+        for tag in self.tag:
+            _check_line("--tag", tag, _TAG_BYTES)
+            if not tag or tag != tag.strip():
+                raise UsageError(f"--tag {tag!r} is empty, or has a space at an end")
+        _check_line("--note", self.note or "", _NOTE_BYTES)
         steps, every_s = self.log_every_steps, self.log_every_s
         if steps is not None and steps < 1:
             raise UsageError(f"--log-every is {self.log_every}; it must be at least 1 step")
@@ -84,7 +89,9 @@ class MetricsOptions:
             )
         return parse_duration_s(text, "--log-every")
 
-    @property
-    def notes(self) -> RunNotes:
-        """Name, tags and note together."""
-        return RunNotes(name=self.name or "", tags=self.tag, note=self.note or "")
+
+def _check_line(flag: str, value: str, most_bytes: int) -> None:
+    if printable(value) != value or "\n" in value:
+        raise UsageError(f"{flag} {value!r} should be a line of text, without control characters")
+    if len(value.encode()) > most_bytes:
+        raise UsageError(f"{flag} has more than {most_bytes:,} bytes: {value[:40]!r}...")

@@ -19,7 +19,6 @@ from paceline.results.json_object import (
 )
 from paceline.results.metrics_table import STEPS, Metrics, read_metrics
 from paceline.results.run_directory import RunDirectory, SampleUnit, sample_unit
-from paceline.results.run_notes import RunNotes
 
 _ATTEMPT = re.compile(r"attempt-(\d+)-")
 
@@ -39,7 +38,6 @@ class RunReport:
 
     path: Path
     run: JsonObject
-    notes: RunNotes
     metrics: Metrics
     """A row an epoch."""
     steps: Metrics
@@ -98,7 +96,6 @@ def read_run(run: RunDirectory, *, with_steps: bool = True) -> RunReport:
     return RunReport(
         path=run.path,
         run=description,
-        notes=RunNotes.read(run, description, problems),
         metrics=read_metrics(run.metrics_csv, problems),
         steps=read_metrics(run.steps_csv, problems, STEPS) if with_steps else Metrics(columns={}),
         summary=summary,

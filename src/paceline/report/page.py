@@ -19,12 +19,8 @@ from paceline.results.json_object import text
 from paceline.results.run_directory import RunDirectory
 
 
-def render_page(report: RunReport, follow: str = "") -> str:
-    """Render a run as HTML that needs no network; the same run, the same text.
-
-    Args:
-        follow: The version that is shown, where the page is served and loads itself again.
-    """
+def render_page(report: RunReport) -> str:
+    """Render a run as HTML that needs no network; the same run, the same text."""
     problems = list(report.problems)
     run = RunDirectory(report.path)
     ending = describe_ending(report)
@@ -38,12 +34,9 @@ def render_page(report: RunReport, follow: str = "") -> str:
         name=sections.run_name(report),
         recipe=text(report.run, "recipe") or text(report.summary, "recipe"),
         kind="script" if text(report.run, "kind") == "script" else "recipe",
-        notes=report.notes,
         script=read_script("chart.js"),
         about=sections.facts_table(report, running=ending.state == "running"),
         again=command_line("report", report.path),
-        follow=follow,
-        follow_script=read_script("follow.js"),
         paceline=text(report.run, "paceline"),
         directory=str(report.path),
         ending=ending,

@@ -63,7 +63,7 @@ class Table:
 
 def run_name(report: RunReport) -> str:
     """What the run is called: the name that its user gave, else its directory's."""
-    return report.notes.name or report.path.name
+    return text(section(report.run, "settings"), "name") or report.path.name
 
 
 def facts_table(report: RunReport, *, running: bool) -> tuple[Setting, ...]:

@@ -11,9 +11,8 @@ from pathlib import Path
 from paceline.errors import UsageError
 from paceline.options.fields import closest_names
 from paceline.options.figures import listed as in_words
-from paceline.results.json_object import read_object
+from paceline.results.json_object import read_object, section, text
 from paceline.results.run_directory import USUAL_FOLDER, RunDirectory
-from paceline.results.run_notes import RunNotes
 from paceline.results.study import STUDY_JSON
 
 MAX_LEVELS, MAX_FOLDERS = 6, 20_000
@@ -107,7 +106,7 @@ def _names(run: RunDirectory, usual: Path) -> set[str]:
     """Give what a run below the usual folder is called: its place there, directory and name."""
     label = str(run.path.relative_to(usual)) if run.path != usual else run.path.name
     content = read_object(run.run_json, [])
-    name = RunNotes.read(run, content, []).name
+    name = text(section(content, "settings"), "name")
     if not content:  # it has just begun: its directory says the name that it will have
         name = name or _STARTED.sub("", run.path.name)
     return {label, run.path.name} | ({name} if name else set())

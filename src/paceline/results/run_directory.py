@@ -206,11 +206,6 @@ class RunDirectory:
         return self.path / "copy.json"
 
     @property
-    def notes_json(self) -> Path:
-        """Name, tags and note as the user has changed them; see `results/run_notes.py`."""
-        return self.path / "notes.json"
-
-    @property
     def snapshots(self) -> Path:
         """One directory per snapshot."""
         return self.path / "snapshots"
@@ -367,9 +362,9 @@ class RunDirectory:
         """
         if self.run_json.exists():
             resume = f". Resume it: {command_line('resume', self.path)}"
-            watch = f", which is running. Follow it: {command_line('watch', self.path)}"
+            running = ", which is running"
             raise UsageError(
-                f"{self.path} already holds a training{watch if self.is_locked() else resume}; "
+                f"{self.path} already holds a training{running if self.is_locked() else resume}; "
                 "or name another directory with --run-dir"
             )
 

@@ -135,7 +135,7 @@ def _finish(run: RunDirectory, process: "_Process", url: str, limit_s: float) ->
     newest = f"step {record.newest_step}" if record.newest_step >= 0 else "none"
     print_stderr(
         f"paceline: not everything is copied to {url} ({why}). The newest whole snapshot there: "
-        f"{newest}; here: step {run.newest_step()}. Copy the rest: {command_line('copy', run.path)}"
+        f"{newest}; here: step {run.newest_step()}. {run.path} has all of it"
     )
     return False
 

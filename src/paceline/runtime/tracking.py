@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import final
 
 from paceline.metrics.options import MetricsOptions
-from paceline.options.shell import command_line
 from paceline.options.text import print_stderr
 from paceline.results.run_directory import RunDirectory
 from paceline.runtime.write_report import CutShortError, cut_short_by_signals
-from paceline.tracking.__main__ import ALONE, BESIDE
 
 LIMIT_S = 30.0
-"""From the end of a training until what isn't delivered is left to `paceline track`."""
+"""From the end of a training until what isn't delivered is given up."""
 CONNECT_S = 15.0
 """For the first connection, from the start of a tracker's process: a training may be shorter."""
 _UNREACHED_S = 4.0
@@ -80,7 +78,7 @@ def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) 
             run.remove_summary()  # to them it is the end
         for name in dict.fromkeys(options.tracker):
             try:
-                feeders[name] = _start(BESIDE, run, name, options, *(["quiet"] if quiet else []))
+                feeders[name] = _start(run, name, options, *(["quiet"] if quiet else []))
             except OSError as error:  # no memory, too many processes: the training goes on
                 print_stderr(f"paceline: --tracker {name} can't be fed: {error.strerror}")
         yield
@@ -89,27 +87,14 @@ def tracked(run: RunDirectory, options: MetricsOptions, *, quiet: bool = False) 
             _finish(run, feeders, quiet=quiet)
 
 
-def track(run: RunDirectory, options: MetricsOptions) -> Sequence[str]:
-    """Feed trackers from a run that is over, or until it is. Blocks; Ctrl-C ends it.
-
-    Returns:
-        Names of the trackers that haven't been given everything.
-    """
-    feeders = {name: _start(ALONE, run, name, options) for name in options.tracker}
-    try:
-        return [name for name, feeder in feeders.items() if feeder.process.wait() != 0]
-    finally:
-        _end(feeders)
-
-
-def _start(how: str, run: RunDirectory, name: str, options: MetricsOptions, *more: str) -> _Feeder:
+def _start(run: RunDirectory, name: str, options: MetricsOptions, *more: str) -> _Feeder:
     """Start a process in a session of its own: the terminal's Ctrl-C is the training's."""
-    arguments = (how, str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
+    arguments = (str(run.path), name, options.tracker_project or "", str(LIMIT_S), *more)
     note = run.tracker_json(name)
     before = _stamp(note)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "paceline.tracking", *arguments],
-        stdin=subprocess.PIPE if how == BESIDE else subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         start_new_session=True,
     )
     return _Feeder(process=process, note=note, before=before, started_s=time.monotonic())
@@ -147,16 +132,15 @@ def _finish(run: RunDirectory, feeders: Feeders, *, quiet: bool) -> None:
     some = [name for name in late if feeders[name].has_connected]
     none = [name for name in late if name not in some]
     if trained:
-        _say_what_is_missing(run, some, "didn't get everything", "Send the rest later")
-        what = "couldn't be reached, and nothing of this start was sent"
-        _say_what_is_missing(run, none, what, "Send it later")
+        _print_missing(run, some, "didn't get everything")
+        _print_missing(run, none, "couldn't be reached, and nothing of this start was sent")
 
 
-def _say_what_is_missing(run: RunDirectory, names: Sequence[str], what: str, advice: str) -> None:
+def _print_missing(run: RunDirectory, names: Sequence[str], what: str) -> None:
     if names:
-        again = command_line("track", run.path, *(w for n in names for w in ("--tracker", n)))
         print_stderr(
-            f"paceline: {' and '.join(names)} {what} (why: {run.tracker_log}). {advice}: {again}"
+            f"paceline: {' and '.join(names)} {what} (why: {run.tracker_log}). "
+            f"{run.steps_csv.name} and {run.metrics_csv.name} have everything"
         )
 
 

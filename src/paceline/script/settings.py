@@ -161,14 +161,13 @@ class SessionSettings(TypedDict, total=False):
     the recipe's name."""
 
     name: str | None
-    """A name for the run, which its directory then has too: runs/NAME-TIME. `paceline runs`
-    shows it."""
+    """A name for the run, which its directory then has too: runs/NAME-TIME."""
 
     tag: tuple[str, ...]
-    """A word by which `paceline runs --filter tag=WORD` finds the run."""
+    """A tag for trackers and for `paceline runs --json`."""
 
     note: str | None
-    """What you want to remember of the run; `paceline label` changes name, tags and note later."""
+    """What you want to remember of the run; run.json and trackers have it."""
 
     workers: int | None
     """Worker processes to start. Default: one per GPU, or 2 on a machine without (never more

@@ -12,8 +12,6 @@ from paceline.options.text import above_progress, printable
 from paceline.results.run_directory import RunDirectory
 from paceline.tracking.follow import Follower, alone, follow
 
-BESIDE, ALONE = "beside", "alone"
-"""Whether it belongs to a training that has started it, or to `paceline track`."""
 _NICENESS = 5
 """A third of the share of a worker that computes on the same core."""
 
@@ -24,20 +22,15 @@ class _End:
     """Finds out whether the training is over."""
 
     run: RunDirectory
-    beside: bool
     limit_s: float
-    """For what is left to deliver, beside a training."""
+    """For what is left to deliver."""
     limited: bool = False
 
     def __call__(self) -> bool:
         """Look. The first time that it is over, the time begins that is left."""
-        over = self.run.summary_json.exists()
-        if self.beside:
-            # The owner of the run holds the other end of the pipe: it is closed, or the owner dead.
-            over = over or bool(select.select([0], [], [], 0)[0])
-        else:
-            over = over or not self.run.is_locked()
-        if over and self.beside and not self.limited:
+        # The owner of the run holds the other end of the pipe: it is closed, or the owner dead.
+        over = self.run.summary_json.exists() or bool(select.select([0], [], [], 0)[0])
+        if over and not self.limited:
             self.limited = True
             signal.setitimer(signal.ITIMER_REAL, self.limit_s)  # SIGALRM ends it, wherever it is
         return over
@@ -45,13 +38,12 @@ class _End:
 
 def main(arguments: list[str]) -> int:
     """Feed a tracker; 0 once all is delivered, 1 where it isn't."""
-    how, path, name, project, limit_s, *quiet = arguments
-    run, beside = RunDirectory.named(path), how == BESIDE
+    path, name, project, limit_s, *quiet = arguments
+    run = RunDirectory.named(path)
     os.nice(_NICENESS)  # a training on the same cores comes first
-    if beside:
-        # Sent to all processes of a job that is to end, and this one has the end to deliver.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+    # Sent to all processes of a job that is to end, and this one has the end to deliver.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     first = above_progress("")
     screen = os.dup(2)  # standard output may be one JSON object
     log = os.open(run.tracker_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -67,7 +59,7 @@ def main(arguments: list[str]) -> int:
     with alone(run, name):
         follower = Follower(run, name, project or None, say, quiet=bool(quiet))
         try:
-            done = follow(follower, run, _End(run, beside, float(limit_s)), patient=beside)
+            done = follow(follower, run, _End(run, float(limit_s)))
         finally:
             follower.close()
     return 0 if done else 1

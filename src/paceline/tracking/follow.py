@@ -189,14 +189,11 @@ class Follower:
                 log("".join(traceback.format_exception(error)), self._name)
 
 
-def follow(
-    follower: Follower, run: RunDirectory, is_over: Callable[[], bool], *, patient: bool
-) -> bool:
+def follow(follower: Follower, run: RunDirectory, is_over: Callable[[], bool]) -> bool:
     """Feed a tracker until the training is over. Blocks.
 
-    Args:
-        patient: Go on trying after the end, until this process is ended, where the tracker has
-            been reached before; otherwise once.
+    After the end a tracker that has been reached before is tried until this process is ended, any
+    other once.
 
     Returns:
         Whether everything is delivered.
@@ -204,10 +201,10 @@ def follow(
     while True:
         over = is_over()
         if run.run_json.exists():
-            is_last = over and not (patient and follower.has_connected)
+            is_last = over and not follower.has_connected
             if follower.deliver(is_over=over, is_last=is_last):
                 return True
-            if over and not (patient and follower.has_connected):
+            if over and not follower.has_connected:
                 return False
         elif over:
             return True  # nothing was trained

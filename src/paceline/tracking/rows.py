@@ -10,10 +10,9 @@ from paceline.metrics.tags import EPOCH_TAGS, EPOCHS_ALONE_TAGS, POSITION, STEP_
 from paceline.report.load_run import read_run
 from paceline.report.run_outcome import find_state
 from paceline.results.growing_table import GrowingTable
-from paceline.results.json_object import JsonObject, section, text
+from paceline.results.json_object import JsonObject, section, text, texts
 from paceline.results.metrics_table import Cells, parse_rows
 from paceline.results.run_directory import RunDirectory
-from paceline.results.run_notes import RunNotes
 from paceline.tracking.base import Ending, Row, RunInfo
 from paceline.training.config import training_options
 
@@ -120,16 +119,16 @@ def describe(run: RunDirectory, project: str | None) -> RunInfo:
         UsageError: `run.json` can't be read.
     """
     content = run.read_run()
-    notes = RunNotes.read(run, content, [])
+    settings = section(content, "settings")
     recipe = text(content, "recipe").rpartition("/")[2].replace(".py", "")
     return RunInfo(
         path=run.path,
-        name=notes.name or run.path.name,
+        name=text(settings, "name") or run.path.name,
         project=project or recipe.replace(":", "-") or "paceline",
         is_project_given=project is not None,
         config=_config(content),
-        tags=notes.tags,
-        note=notes.note,
+        tags=texts(settings, "tag"),
+        note=text(settings, "note"),
         started_s=_seconds(text(content, "started_at")),
     )
 

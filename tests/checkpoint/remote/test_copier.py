@@ -11,8 +11,7 @@ from paceline.checkpoint.remote.copier import OWNER, TakenError
 from paceline.checkpoint.remote.fetch import fetch_run
 from paceline.checkpoint.remote.record import CopyRecord
 from paceline.checkpoint.store import SnapshotStore
-from paceline.cli.commands import copy
-from paceline.errors import InfrastructureError, StoreError, UsageError
+from paceline.errors import InfrastructureError, UsageError
 from paceline.results.run_directory import RunDirectory
 from tests.checkpoint.conftest import MakeSnapshot, Same
 from tests.checkpoint.remote.places import RUN_JSON, StoreUnderTest, a_run, copier_of, publish
@@ -371,12 +370,3 @@ def test_a_record_goes_on_at_its_place_unless_another_is_asked_for(run: RunDirec
     assert (other.url, other.newest_step) == ("s3://bucket/b/run", -1)
     assert same.token == other.token  # so that it can go back to its first place
     assert json.loads(run.copy_json.read_text())["token"] == same.token
-
-
-def test_a_copy_that_cant_be_begun_leaves_the_place_of_before(run: RunDirectory) -> None:
-    first = CopyRecord(url="file:///away/run", newest_step=5)
-    first.write(run)
-    (run.path / "taken").touch()
-    with pytest.raises((UsageError, StoreError)):
-        copy._copy(str(run.path), f"file://{run.path}/taken")  # below a file
-    assert CopyRecord.read(run) == first

@@ -9,7 +9,6 @@ import pytest
 
 from paceline.launch.ssh.remote_watchdog import RemoteWatchdog
 from paceline.launch.watchdog.hang_detector import HangLimits
-from paceline.launch.watchdog.stragglers import read_live
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.results.run_directory import RunDirectory
 from tests.launch.watchdog.states import IN_STEP, changed
@@ -79,15 +78,3 @@ def test_a_training_that_has_gone_on_meanwhile_goes_on(launcher: Launcher) -> No
     assert launcher.look(b=BEHIND) is None  # another hang, perhaps: what was answered is of before
     assert launcher.requests == 2
     assert launcher.said == []
-
-
-def test_speeds_are_published_until_the_end(launcher: Launcher) -> None:
-    quick = changed(IN_STEP, step_age_s=0.0)
-    for steps in (10, 20):
-        launcher.look(a=changed(quick, steps=steps), b=changed(quick, rank=1, steps=steps))
-    assert [(speed.rank, speed.host) for speed in read_live(launcher.run.logs)] == [
-        (0, "a"),
-        (1, "b"),
-    ]
-    launcher.watchdog.end()
-    assert read_live(launcher.run.logs) == []

@@ -1,11 +1,8 @@
 """Workers that hang are told of, ended and started again, by a real launch."""
 
-from pathlib import Path
-
 import pytest
 
 from paceline.launch.watchdog.hang_detector import HangLimits
-from paceline.launch.watchdog.stragglers import read_live
 from paceline.results.run_directory import log_path
 from tests.launch.conftest import fork_server, launch
 from tests.launch.launching import Launch
@@ -37,7 +34,6 @@ def test_hangs_of_all_kinds_are_ended_and_the_training_goes_on(launch: Launch) -
         assert "entries.py:" in text  # where the others wait
         assert (launch.log_dir / f"hang-{number}.txt").exists()
         assert f"so far {number + 1} restart" in restarts[number]
-    assert read_live(launch.log_dir) == []
 
 
 @pytest.mark.slow
@@ -70,4 +66,3 @@ def test_without_limits_nobody_looks(launch: Launch) -> None:
     assert set(outcome.results) == {0, 1}
     assert launch.lines == []
     assert log_path(launch.log_dir, 0).exists()
-    assert not list(Path(launch.log_dir).glob("workers*"))

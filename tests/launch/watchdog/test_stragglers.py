@@ -1,7 +1,6 @@
 import io
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -9,10 +8,6 @@ from paceline.launch.watchdog.stragglers import (
     Speeds,
     Straggler,
     find_stragglers,
-    live_path,
-    read_live,
-    remove_live,
-    write_live,
 )
 from paceline.launch.watchdog.worker_state import WorkerState
 from paceline.options.text import above_progress
@@ -115,20 +110,3 @@ def test_the_warning_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(each) <= 80 for each in shown)
     assert " ".join(each.strip() for each in shown) == line
     assert frame == report.split("\n")[1]
-
-
-def test_the_live_file(tmp_path: Path) -> None:
-    assert read_live(tmp_path) == []
-    write_live(live_path(tmp_path), [FAST])
-    slow = replace(FAST, rank=7, compute_s=0.09)
-    write_live(live_path(tmp_path, "node-7"), [slow])
-    (tmp_path / "workers-node-9.json").write_text('[{"rank": 9}]')
-    (tmp_path / "workers-node-8.json").write_text("{")
-    assert read_live(tmp_path) == [slow, FAST]
-    remove_live(live_path(tmp_path))
-    remove_live(live_path(tmp_path))
-    assert read_live(tmp_path) == [slow]
-
-
-def test_a_live_file_that_cant_be_written_is_no_matter(tmp_path: Path) -> None:
-    write_live(live_path(tmp_path / "missing"), [FAST])

@@ -1,32 +1,25 @@
 """The list of runs: which there are, how each stands, and how the list is sorted and filtered."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from paceline.errors import UsageError
 from paceline.launch.errors.error_records import describe, record
 from paceline.report.charts import best_position
-from paceline.report.live import RunFollower
 from paceline.report.load_run import read_run
 from paceline.report.page import render_page
 from paceline.report.runs.comparison import compare
 from paceline.report.runs.listing import (
     RunList,
-    filter_runs,
     list_runs,
-    newest_running,
     newest_unfinished,
     read_entry,
-    setting_of,
+    run_of_command,
     shared_unit,
-    sort_runs,
+    table_lines,
 )
-from paceline.report.runs.pages import write_index
-from paceline.report.runs.table import table_lines
 from paceline.report.sections import epochs_table
 from paceline.results.find_runs import MAX_LEVELS, find_runs
 from paceline.results.run_directory import sample_unit
@@ -72,7 +65,7 @@ def test_what_failed_before_it_trained_is_listed_with_the_cause(
     assert record(describe(ValueError("no data"), 1), run.logs)
     (entry,) = list_runs(folder).entries
     assert entry.state == "failed"
-    (line,) = [line for line in table_lines(list_runs(folder), NOW, None) if ": nothing" in line]
+    (line,) = [line for line in table_lines(list_runs(folder).entries, NOW) if ": nothing" in line]
     assert line.startswith("before: nothing was trained: failed on rank 1 (")
     assert line.endswith(": ValueError: no data")
 
@@ -82,19 +75,14 @@ def test_what_is_damaged_is_listed_with_what_is_wrong(make_run: MakeRun, folder:
     make_run("cut").run_json.write_text('{"recipe": "dig')
     make_run("gone").run_json.unlink()
     make_run("table").metrics_csv.write_bytes(b"\0" * 100)
-    (folder / "whole" / "notes.json").write_text("[1]")
     found = list_runs(folder)
     assert labels(found)["cut"] == labels(found)["gone"] == "damaged"
-    lines = table_lines(found, NOW, None)
+    lines = table_lines(found.entries, NOW)
     assert (
         len([line for line in lines if line.startswith(("cut ", "gone ", "table ", "whole "))]) == 4
     )
     assert any(line.startswith("cut: run.json isn't valid JSON") for line in lines)
     assert "gone: run.json is missing or empty" in lines
-    assert "whole: notes.json should hold a JSON object" in lines
-    narrow = table_lines(found, NOW, 40)
-    assert max(map(len, narrow[-6:])) <= 40
-    assert "whole: notes.json should hold a JSON" in narrow
 
 
 def test_runs_are_found_in_studies_and_not_in_runs(make_run: MakeRun, folder: Path) -> None:
@@ -116,80 +104,9 @@ def test_runs_are_found_in_studies_and_not_in_runs(make_run: MakeRun, folder: Pa
     assert find_runs(folder / "nothing").runs == ()
 
 
-def test_a_list_fits_80_columns(make_run: MakeRun, folder: Path) -> None:
-    make_run("digits-20260302-101500")
-    make_run("digits-20260302-101501", run={"settings": {"best_by": "val_loss"}})
-    lines = table_lines(list_runs(folder), NOW, 80)
-    assert max(map(len, lines)) <= 80
-    assert lines[1].split() == [
-        *("digits-20260302-101500", "finished", "94.65", "%", "2/2", "6,914", "2", "2", "d", "ago")
-    ]
-    assert lines[2].split()[2] == "0.2857"
-    make_run("a-sweep/of-many/learning-rates/cifar100-wideresnet-20260302-101500")
-    make_run("x", run={"recipe": "cifar100-wideresnet"})
-    lines = table_lines(list_runs(folder), NOW, 80)
-    assert max(map(len, lines)) <= 80
-    # No name is cut: a long one has a line of its own, above its figures.
-    place = lines.index("a-sweep/of-many/learning-rates/cifar100-wideresnet-20260302-101500")
-    assert lines[place + 1].split()[:3] == ["finished", "94.65", "%"]
-    assert lines[place + 2].startswith("digits-20260302-101500  finished")
-
-
 @pytest.mark.parametrize(
     ("width", "left_out"), [(120, []), (80, ["recipe"]), (72, ["recipe", "workers"])]
 )
-def test_the_recipe_gives_way_before_a_name_is_parted_from_its_row(
-    width: int, left_out: list[str], make_run: MakeRun, folder: Path
-) -> None:
-    make_run("digits-20260302-101502")
-    make_run("y", run={"recipe": "cifar100-wideresnet"})
-    header, *rows = table_lines(list_runs(folder), NOW, width)
-    assert [name for name in ("recipe", "workers") if name not in header] == left_out
-    assert len(rows) == 2
-    assert max(map(len, [header, *rows])) <= width
-
-
-def test_a_name_given_to_a_run_is_shown_whole(make_run: MakeRun, folder: Path) -> None:
-    make_run("digits-20260302-101502", run={"settings": {"name": "base"}})
-    line = table_lines(list_runs(folder), NOW, 80)[1]
-    assert line.startswith("base (digits-20260302-101502)  finished")
-
-
-def test_tags_are_shown_where_there_is_room(make_run: MakeRun, folder: Path) -> None:
-    make_run("a", run={"settings": {"tag": ["good", "old"]}})
-    make_run("b")
-    wide, narrow = (table_lines(list_runs(folder), NOW, width) for width in (120, 80))
-    assert wide[0].endswith("started  tags")
-    assert wide[1].endswith("d ago  good, old")
-    assert wide[2].endswith("d ago")
-    assert [line[: len(small)] for line, small in zip(wide, narrow, strict=True)] == narrow
-    assert "tags" not in narrow[0] or len(narrow[1]) <= 80
-
-
-def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None:
-    make_run("a", run={"settings": {"name": "first", "tag": ["good", "old"]}})
-    make_run("b", run={"settings": {"lr": 0.1}}).notes_json.write_text(
-        json.dumps({"name": "", "tags": ["new"], "note": "n"})
-    )
-    make_run("c", ended="signal", run={"recipe": "mnist", "recipe_arguments": {"shift": 4}})
-    listed = list_runs(folder).entries
-    for conditions, expected in (
-        (["tag=good"], "a"),
-        (["tag=new"], "b"),
-        (["name=fir*"], "a"),
-        (["recipe=mnist"], "c"),
-        (["state=finished"], "ab"),
-        (["status=finished"], "ab"),
-        (["state=finished", "lr=0.10"], "b"),
-        (["shift=1"], "ab"),
-        (["workers=2"], "abc"),
-        (["global_batch=64", "global-batch=64"], "abc"),
-        (["target-epochs=2", "patience=2"], "abc"),
-        (["lr=7"], ""),
-    ):
-        assert "".join(e.label for e in filter_runs(listed, conditions)) == expected, conditions
-
-
 @pytest.mark.parametrize(
     ("condition", "told"),
     [
@@ -199,51 +116,19 @@ def test_names_tags_and_settings_filter(make_run: MakeRun, folder: Path) -> None
         ("target_epoch=2", r"name 'target-epoch'\. Did you mean 'target-epochs'\?"),
     ],
 )
-def test_a_wrong_filter_is_refused(
-    condition: str, told: str, make_run: MakeRun, folder: Path
+def test_the_table_has_a_line_for_each_run_the_newest_first(
+    make_run: MakeRun, folder: Path
 ) -> None:
-    make_run("a")
-    with pytest.raises(UsageError, match=told):
-        filter_runs(list_runs(folder).entries, [condition])
-
-
-def test_sorted_by_a_setting_the_smallest_first(make_run: MakeRun, folder: Path) -> None:
-    for name, lr in (("a", 0.1), ("b", 0.02), ("c", 0.3)):
-        make_run(name, run={"settings": {"lr": lr, "optimizer": f"of {name}"}})
+    make_run("digits-20260302-101500")
+    make_run("later", day=2, run={"settings": {"best_by": "val_loss", "name": "try", "tag": ["a"]}})
     listed = list_runs(folder).entries
-    assert [entry.label for entry in sort_runs(listed, "lr")] == ["b", "a", "c"]
-    assert [entry.label for entry in sort_runs(listed, "optimizer")] == ["a", "b", "c"]
-    assert [entry.label for entry in sort_runs(listed, "target-epochs")] == ["a", "b", "c"]
-    # What the list is sorted by is shown in it; a column is there already.
-    assert (setting_of("lr"), setting_of("target-epochs")) == ("lr", "patience")
-    assert setting_of("images/s") == setting_of("started") == ""
-    lines = table_lines(list_runs(folder), NOW, 80, "lr")
-    assert lines[0].split()[2:5] == ["state", "lr", "best"]
-    assert [line.split()[3] for line in lines[1:]] == ["0.1", "0.02", "0.3"]
-    with pytest.raises(UsageError, match=r"column 'larning'.*, and every setting"):
-        sort_runs(listed, "larning")
-
-
-def test_sorted_by_any_column_with_what_is_unknown_last(make_run: MakeRun, folder: Path) -> None:
-    make_run("c", day=1, summary={"images_per_s": 10.0})
-    make_run("b", day=3, summary={"images_per_s": 30.0})
-    make_run("a", day=2, summary={"images_per_s": 20.0})
-    make_run("lost", day=9).run_json.unlink()
-    listed = list_runs(folder).entries
-
-    def order(column: str) -> list[str]:
-        return [entry.label for entry in sort_runs(listed, column)]
-
-    # As the heading is written, too.
-    assert order("images/s") == order("samples/s") == order("images-per-s")
-    assert order("run") == order("name")
-
-    assert order("name") == ["a", "b", "c", "lost"]
-    assert order("started") == ["b", "a", "c", "lost"]
-    assert order("images-per-s")[-2:] == ["a", "c"]
-    assert order("workers")[-1] == "lost"
-    with pytest.raises(UsageError, match="unknown column 'speed'"):
-        order("speed")
+    header, first, second = (line.split() for line in table_lines(listed, NOW))
+    assert header == "run recipe state best epochs images/s workers started".split()
+    assert first == "later digits finished 0.2857 2/2 6,914 2 1 d ago".split()
+    assert second[:2] == ["digits-20260302-101500", "digits"]
+    assert second[3:5] == ["94.65", "%"]
+    found = listed[0].to_json()
+    assert (found["name"], found["tags"], found["note"]) == ("try", ["a"], None)
 
 
 def test_the_best_goes_by_what_the_run_goes_by(make_run: MakeRun, folder: Path) -> None:
@@ -263,8 +148,6 @@ def test_of_equal_accuracies_the_lower_loss_is_the_best_everywhere(make_run: Mak
     run.metrics_csv.write_text("\n".join([rows[0], ",".join(first), ",".join(second), ""]))
     report = read_run(run)
     assert best_position(report) == 1
-    status = RunFollower(run).read()
-    assert (status.best_epoch, status.best_val_loss) == (2, 0.1)
     assert epochs_table(report).marked == 1
 
 
@@ -284,7 +167,10 @@ def test_the_newest_unfinished_run_goes_by_its_newest_start(
     assert newest_unfinished(()) is None
 
 
-def test_a_trial_of_a_study_is_not_the_newest_run(make_run: MakeRun, folder: Path) -> None:
+def test_a_trial_of_a_study_is_not_the_newest_run(
+    make_run: MakeRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
     make_run("mine", ended=None, day=1)
     make_run("studied/runs/2-allreduce-1", ended=None, day=2)
     assert newest_label(folder) == ("studied/runs/2-allreduce-1",) * 2
@@ -293,11 +179,10 @@ def test_a_trial_of_a_study_is_not_the_newest_run(make_run: MakeRun, folder: Pat
 
 
 def newest_label(folder: Path) -> tuple[str, str]:
-    listed = list_runs(folder).entries
-    unfinished, running = newest_unfinished(listed), newest_running(listed)
+    unfinished = newest_unfinished(list_runs(folder).entries)
     assert unfinished is not None
-    assert running is not None
-    return unfinished.label, running.label
+    chosen = run_of_command((), "report", "Report of", "DIR").path
+    return unfinished.label, str(chosen.relative_to(folder))
 
 
 def test_samples_that_are_no_images_are_called_samples_everywhere(
@@ -307,16 +192,11 @@ def test_samples_that_are_no_images_are_called_samples_everywhere(
     change(runs[1].run_json, derived={"sample_unit": "samples"})
     entries = [read_entry(run, run.path.name) for run in runs]
     assert [shared_unit(entries[:1]), shared_unit(entries)] == ["images", "samples"]
-    headers = [
-        table_lines(replace(list_runs(folder), entries=tuple(e)), NOW, None)[0]
-        for e in (entries[:1], entries)
-    ]
+    headers = [table_lines(e, NOW)[0] for e in (entries[:1], entries)]
     assert ["images/s" in line for line in headers] == [True, False]
     assert ["samples/s" in line for line in headers] == [False, True]
-    assert "samples/s" in [row.name for row in compare(entries).figures]
-    assert "images/s" in [row.name for row in compare(entries[:1]).figures]
-    page = write_index(list_runs(folder), NOW).read_text()
-    assert ("samples/s" in page, "images/s" in page) == (True, False)
+    assert "samples/s" in [row.label for row in compare(entries).figures]
+    assert "images/s" in [row.label for row in compare(entries[:1]).figures]
     page = render_page(entries[1].report)
     assert ("Samples/s" in page, "images/s" in page.lower()) == (True, False)
 

@@ -30,7 +30,7 @@ SUMMARY = "summary.json"
 RUN = "run.json"
 MANIFEST_MAX_BYTES = 1 << 20
 SMALL_MAX_BYTES = 64 << 20
-SMALL_NAMES = (RUN, "notes.json", "metrics.csv", "steps.csv", "profile.json", "report.html")
+SMALL_NAMES = (RUN, "metrics.csv", "steps.csv", "profile.json", "report.html")
 _OTHER = re.compile(
     r"tracker-[\w.-]+\.json|logs/(rank-\d+\.log|(.+-)?failure-rank-\d+\.json|hang-\d+\.txt)"
 )

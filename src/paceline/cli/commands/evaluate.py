@@ -59,10 +59,10 @@ def main(tokens: Sequence[str]) -> int:
     named, given = read_command(
         "paceline evaluate [RUN_DIR]", _ABOUT, tokens, _OPTIONS, "the run directory"
     )
-    from paceline.report.runs.listing import newest_started, run_of_command
+    from paceline.report.runs.listing import run_of_command
 
     output = Output.take(given)
-    run = run_of_command(named, "evaluate", "Evaluating", newest_started)
+    run = run_of_command(named, "evaluate", "Evaluating", "RUN_DIR")
     PreviousRun.read_recipe(run)  # before torch is loaded, and it is said which snapshot is taken
     from paceline.training.evaluation.evaluate_run import (
         evaluate_run,

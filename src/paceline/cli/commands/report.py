@@ -1,23 +1,21 @@
 """`paceline report [DIR]`: writes the page of a run or a scaling study again, at any time."""
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.output import check_place
 from paceline.errors import ExitCode, UsageError
 from paceline.files import writing
-from paceline.options.command_line import note, read_command
+from paceline.options.command_line import read_command
 from paceline.options.fields import option_fields, pick
-from paceline.options.text import above_progress, printable
+from paceline.options.text import printable
 from paceline.results.run_directory import RunDirectory
 
 _ABOUT = (
     "Write DIR/report.html again, of a run directory (or the name of a run below runs/) or of a "
     "scaling study's directory, without DIR of the newest run below runs/; works at any time, "
-    "while it runs as well. With --watch serve a run's page until Ctrl-C, made again whenever the "
-    "run has something new."
+    "while it runs as well."
 )
 
 
@@ -25,18 +23,11 @@ _ABOUT = (
 class ReportOptions:
     """Where the page goes."""
 
-    html: str | None = field(default=None, metadata={"group": "Output"})
+    html: str | None = None
     """Write the page to this file instead."""
-    watch: bool = False
-    """Serve the page of a run, which follows it, and print its URL. Who knows the URL can read the
-    page."""
-    host: str = "127.0.0.1"
-    """Address to serve on: by default this machine alone reaches it."""
-    port: int = 0
-    """Port to serve on; 0 for a free one."""
 
 
-_OPTIONS = option_fields(ReportOptions, "Following a run")
+_OPTIONS = option_fields(ReportOptions, "Output")
 
 
 def main(tokens: Sequence[str]) -> int:
@@ -49,50 +40,15 @@ def main(tokens: Sequence[str]) -> int:
         "the run directory, or that of a scaling study",
     )
     options = pick(ReportOptions, given)
-    from paceline.report.runs.listing import newest_started, run_of_command
+    from paceline.report.runs.listing import run_of_command
 
-    run = run_of_command(named, "report", "Report of", newest_started, "DIR")
-    # Serve the page, made again whenever the run's files change ...
-    if options.watch:
-        if options.html:
-            raise UsageError("--watch serves the page, and --html writes it: give one of the two")
-        return _watch(run, options.host, options.port)
-    for name in ("host", "port"):
-        if name in given:
-            raise UsageError(f"--{name} says where to serve the page: it needs --watch")
-    # ... or write it once.
+    run = run_of_command(named, "report", "Report of", "DIR")
     path = Path(options.html).expanduser() if options.html else None
     if path is not None:
         check_place("--html", path)
     with writing(path or run.report_html):
         page = _write(run, path)
     print(printable(str(page)))
-    return ExitCode.DONE
-
-
-def _watch(run: RunDirectory, host: str, port: int) -> int:
-    """Serve the page until Ctrl-C."""
-    if not 0 <= port <= 65535:
-        raise UsageError(f"--port is {port}; it should be from 0 to 65535")
-    if not run.run_json.exists():
-        raise UsageError(f"{run.path} holds no training (no {run.run_json.name}): nothing to watch")
-    run.read_run()
-    from paceline.report.load_run import read_run
-    from paceline.report.page import render_page
-    from paceline.report.page_server import FollowedPage, PageServer, version_of
-
-    # Made again when a file of the run changes, or its lock is taken or released.
-    page = FollowedPage(
-        lambda: version_of(run.path, str(run.is_locked())),
-        lambda version: render_page(read_run(run), follow=version),
-    )
-    with PageServer(page, host, port) as server:
-        print(printable(server.url), flush=True)
-        note("Ctrl-C ends it")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print(above_progress(""), end="", file=sys.stderr, flush=True)  # no ^C before a prompt
     return ExitCode.DONE
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from paceline.checkpoint.remote.url import OFF, is_url, without_secrets
+from paceline.checkpoint.remote.url import OFF, check_url, is_url, reason_of, without_secrets
 from paceline.cli.cluster_submit import ClusterChoice, cluster_options, render, take_cluster_choice
 from paceline.cli.commands.train import read_recipe_options
 from paceline.cli.dry_run import show_plan
@@ -15,7 +15,7 @@ from paceline.cli.output import FULL_OUTPUT, TRAIN_OUTPUT, Output
 from paceline.cli.target import config_named, file_name, refuse_another
 from paceline.distributed.environment import detect_launchers, read_environment
 from paceline.distributed.options import DistOptions
-from paceline.errors import ExitCode, UsageError
+from paceline.errors import ExitCode, PacelineError, StoreError, UsageError
 from paceline.gradient_sync.options import without_other_methods
 from paceline.launch.options import LaunchOptions
 from paceline.launch.registry import launchers
@@ -197,17 +197,54 @@ def _fetched(url: str, tokens: Sequence[str]) -> tuple[str, Sequence[str], str]:
         The run directory, the command line without `--run-dir`, and the place below which the
         copies are, as `--copy-to` would have it.
     """
-    from paceline.cli.commands.copy import fetch
-
     where, rest = take_option(tokens, "--run-dir")
     placement = worker_here(LaunchOptions(), DistOptions())
     if placement is not None and placement.world_size > 1:
         raise UsageError(
-            "several workers were started, each of which would fetch the run: fetch it first, by "
-            f"{command_line('copy', without_secrets(url), 'RUN_DIR')}, and resume RUN_DIR"
+            "several workers were started, each of which would fetch the run: first copy "
+            f"{without_secrets(url)} into a directory by the store's own tool, such as `aws s3 "
+            "sync`, and resume that"
         )
-    url, run = fetch(url, where)
+    url, run = _fetch(url, where)
     return str(run.path), rest, url.rpartition("/")[0]
+
+
+def _fetch(url: str, where: str | None) -> tuple[str, RunDirectory]:
+    """Fetch a run from its copies into a new run directory; nothing is left where that fails.
+
+    A run directory that has been copied there itself is taken as it is.
+
+    Args:
+        url: Where its copies are.
+        where: The run directory; None for runs/RUN.
+
+    Returns:
+        The URL without a slash at its end, and the run directory.
+
+    Raises:
+        UsageError: There is no run, or the directory isn't new.
+        InfrastructureError: The store failed, or no snapshot is whole.
+    """
+    url = check_url(url, "the run's URL")
+    usual = USUAL_FOLDER / file_name(url.rpartition("/")[2])
+    run = RunDirectory.named(where if where is not None else usual)
+    from paceline.checkpoint.remote.record import CopyRecord
+
+    here = CopyRecord.read(run) if run.run_json.exists() else None
+    if here is not None and here.url == url:
+        note(f"{run.path} is the run that is copied to {url}: nothing is fetched")
+        return url, run
+    from paceline.checkpoint.remote.fetch import fetch_run  # imports torch
+    from paceline.checkpoint.remote.store import open_store
+
+    store = open_store(url)
+    try:
+        fetch_run(url, store, run, note)
+    except PacelineError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a store's library may raise anything, with secrets
+        raise StoreError(f"{url} can't be fetched: {reason_of(error)}") from None
+    return url, run
 
 
 def _take_own(
@@ -323,13 +360,6 @@ def _resume(
     run = RunDirectory.named(request.run_dir)
     # PACELINE_NAME and the like are for new trainings as well: only what was typed counts.
     given, typed = parsed.values, parsed.typed()
-    labels = [flag(name) for name in ("name", "tag", "note") if name in typed]
-    if labels and run.notes_json.exists():
-        raise UsageError(
-            f"{labels[0]}: this run's labels have been changed since it began, and "
-            f"{run.notes_json.name} counts. Change them there: {command_line('label', run.path)} "
-            f"{labels[0]} ..."
-        )
     if not _is_one_of_several(request.command) and _is_finished(run, past, request):
         ignored = [flag(shown_name(name)) for name in given if name in typed]
         return _print_finished(run, request, ignored, output)
@@ -445,16 +475,10 @@ def _print_finished(
                 f"{run.path} has finished: {sentence}. Nothing was changed.\n{more}"
             )
             print(fitting(message, sys.stdout))
-    for command in dict.fromkeys(_CHANGED_BY.get(name, "") for name in ignored):
-        names = [name for name in ignored if _CHANGED_BY.get(name, "") == command]
-        instead = f": `paceline {command}` does that" if command else ""
-        note(f"No effect on a finished run: {', '.join(names)}{instead}")
+    if ignored:
+        note(f"No effect on a finished run: {', '.join(ignored)}")
     output.print_end(run, ExitCode.DONE)
     return ExitCode.DONE
-
-
-_CHANGED_BY = {"--name": "label", "--tag": "label", "--note": "label", "--copy-to": "copy"}
-"""Commands for what can be changed of a finished run."""
 
 
 def _names(allowed: object) -> list[str]:

@@ -167,19 +167,15 @@ class AttemptCoordinator:
     def watch(self) -> None:
         """Wait until every host's part is over; the others' is ended once one has failed."""
         end = GracefulShutdown()
-        try:
-            while not all(member.ended for member in self._members):
-                # Take a message, look for failures and hangs, and advance the shutdown.
-                self._handle_next()
-                failed = any(self._has_failed(member) for member in self._members)
-                if not failed and self._hangs():
-                    send_all(self._members, {"kill": True})
-                seen = None if self._watchdog is None else self._watchdog.poll().own
-                over = failed or bool(self._hang)
-                end.advance(self._members, self._stop, failed=over, workers=seen)
-        finally:
-            if self._watchdog is not None:
-                self._watchdog.end()
+        while not all(member.ended for member in self._members):
+            # Take a message, look for failures and hangs, and advance the shutdown.
+            self._handle_next()
+            failed = any(self._has_failed(member) for member in self._members)
+            if not failed and self._hangs():
+                send_all(self._members, {"kill": True})
+            seen = None if self._watchdog is None else self._watchdog.poll().own
+            over = failed or bool(self._hang)
+            end.advance(self._members, self._stop, failed=over, workers=seen)
 
     def _hangs(self) -> bool:
         """Look whether the training hangs; true at the one moment when that becomes certain."""

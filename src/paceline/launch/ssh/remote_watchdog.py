@@ -120,7 +120,3 @@ class RemoteWatchdog:
         if self._answered != self._hosts and waited_s < _STACKS_S:
             return None
         return self.poll(), self._stacks
-
-    def end(self) -> None:
-        """The attempt is over."""
-        self._watchdog.close()

@@ -14,7 +14,7 @@ from typing import Protocol, final
 from paceline.launch.errors.failures import WorkerFailure
 from paceline.launch.watchdog.hang_detector import Hang, HangLimits, detect_hang
 from paceline.launch.watchdog.report import failures_of, write_report
-from paceline.launch.watchdog.stragglers import Speeds, live_path, remove_live, write_live
+from paceline.launch.watchdog.stragglers import Speeds
 from paceline.launch.watchdog.worker_poller import POLL_EVERY_S, WorkerPoller
 from paceline.launch.watchdog.worker_state import WorkerState
 
@@ -54,7 +54,7 @@ class ObservedWorkers(Protocol):
 
 @final
 class Watchdog:
-    """Watches over one attempt: publishes speeds, warns of stragglers, and reports a hang."""
+    """Watches over one attempt: warns of stragglers, and reports a hang."""
 
     def __init__(
         self,
@@ -65,20 +65,17 @@ class Watchdog:
         print_line: Callable[[str], None],
         *,
         warn: Callable[[str], None] | None = None,
-        node: str = "",
     ) -> None:
         """Begin with one attempt.
 
         Args:
-            log_dir: `hang-<attempt>.txt` and the workers' speeds are written there.
+            log_dir: `hang-<attempt>.txt` is written there.
             print_line: Shows the user the report of a hang.
             warn: Shows the user a line about a straggler; `print_line` by default.
-            node: Names the file of speeds, where several watchdogs write into one directory.
         """
         self._workers = workers
         self._limits = limits
         self._report = log_dir / f"hang-{attempt}.txt"
-        self._live = live_path(log_dir, node)
         self._print_line = print_line
         self._warn = warn or print_line
         self._speeds = Speeds()
@@ -94,7 +91,8 @@ class Watchdog:
         # Poll. Speeds of workers that seem to hang would only mislead.
         seen = self._workers.poll()
         if not self._suspected:
-            self._publish_speeds(seen.own)
+            for straggler in self._speeds.stragglers(self._speeds.update(seen.own)):
+                self._warn(straggler.line())
         if self._hang(seen) is None:
             self._suspected = False
             return None
@@ -108,18 +106,8 @@ class Watchdog:
         # Certain only if they hang in the newest observation as well.
         return None if hang is None else self._report_hang(hang, seen, stacks)
 
-    def close(self) -> None:
-        """The attempt is over."""
-        remove_live(self._live)
-
     def _hang(self, seen: Observation) -> Hang | None:
         return detect_hang(_everyone(seen), self._limits, seen.unseen)
-
-    def _publish_speeds(self, states: Sequence[WorkerState]) -> None:
-        speeds = self._speeds.update(states)
-        write_live(self._live, speeds)
-        for straggler in self._speeds.stragglers(speeds):
-            self._warn(straggler.line())
 
     def _report_hang(
         self, hang: Hang, seen: Observation, stacks: Mapping[int, str]
@@ -143,21 +131,14 @@ def poll_every_s(limits: HangLimits) -> float:
 class PeriodicThread:
     """A thread that calls a function regularly until it is done."""
 
-    def __init__(
-        self,
-        every_s: float,
-        is_done: Callable[[], bool],
-        at_end: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, every_s: float, is_done: Callable[[], bool]) -> None:
         """Start it.
 
         Args:
             every_s: Between two calls.
             is_done: What is called, until it says that it is done.
-            at_end: Called by `stop`.
         """
         self._ended = threading.Event()
-        self._at_end = at_end
 
         def run() -> None:
             while not self._ended.wait(every_s) and not is_done():
@@ -171,7 +152,6 @@ class PeriodicThread:
         self._ended.set()
         # With a limit: the call may hang in a file system that is gone.
         self._thread.join(_END_S)
-        self._at_end()
 
 
 Watch = Callable[[WorkerPoller, Callable[[], None]], PeriodicThread]

@@ -71,4 +71,4 @@ def watch_locally(
 
     workers = _LocalWorkers(poller, log_dir)
     watchdog = Watchdog(workers, limits, log_dir, attempt, print_line, warn=warn)
-    return PeriodicThread(poll_every_s(limits), is_done, watchdog.close)
+    return PeriodicThread(poll_every_s(limits), is_done)

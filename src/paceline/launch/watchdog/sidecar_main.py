@@ -67,14 +67,7 @@ class NodeWatchdog:
     def run(self) -> None:
         """Find the workers, and watch them until one hang or the end."""
         watched = self._watched
-        watchdog = Watchdog(
-            self,
-            watched.limits,
-            watched.log_dir,
-            watched.attempt,
-            _print_line,
-            node=f"node-{watched.rank}",
-        )
+        watchdog = Watchdog(self, watched.limits, watched.log_dir, watched.attempt, _print_line)
         try:
             # Wait until all workers of the node have left their notices.
             while self._wait() and not self._find():
@@ -93,7 +86,6 @@ class NodeWatchdog:
                     return
         finally:
             # A worker that was killed can't remove its notice itself.
-            watchdog.close()
             self._peers.leave()
             for rank in self._notices:
                 notice_path(watched.log_dir, rank).unlink(missing_ok=True)

@@ -1,21 +1,12 @@
-"""How fast each worker is, where its time goes, and who keeps the others waiting.
+"""How fast each worker is, where its time goes, and who keeps the others waiting."""
 
-The speeds stand in the run directory, where `paceline workers` finds them.
-"""
-
-import json
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal, final
 
-from paceline.files import read_json
 from paceline.launch.watchdog.worker_state import WorkerState
-from paceline.options.fields import read_dataclass
 from paceline.options.figures import show_time
 
 _POLLS = 10
@@ -37,9 +28,6 @@ class WorkerSpeed:
 
     rank: int
     host: str
-    step: int
-    doing: str
-    """Its operation at this moment."""
     step_s: float
     """Time from one step to the next, the same for all workers; of which"""
     compute_s: float
@@ -165,42 +153,8 @@ def _speed(first: WorkerState, last: WorkerState) -> WorkerSpeed:
     return WorkerSpeed(
         rank=last.rank,
         host=last.host,
-        step=after.step or 0,
-        doing=after.operation,
         step_s=step_s,
         compute_s=step_s - data_s - waiting_s,
         waiting_s=waiting_s,
         data_s=data_s,
     )
-
-
-def live_path(log_dir: Path, node: str = "") -> Path:
-    """Name the file of a launch, or of one of its nodes."""
-    return log_dir / (f"workers-{node}.json" if node else "workers.json")
-
-
-def write_live(path: Path, speeds: Sequence[WorkerSpeed]) -> None:
-    """Write the speeds: a reader sees all or those before. A full disk is no matter."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):  # not synced: after a power cut nobody asks for it
-        temporary.write_text(json.dumps(list(map(asdict, speeds))))
-        temporary.replace(path)
-
-
-def remove_live(path: Path) -> None:
-    """Remove the file: the training is over."""
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-        path.with_name(f".{path.name}.{os.getpid()}").unlink(missing_ok=True)
-
-
-def read_live(log_dir: Path) -> list[WorkerSpeed]:
-    """Read the speeds of all workers, the slowest first; none where no training runs."""
-    latest: dict[int, WorkerSpeed] = {}
-    for path in sorted(log_dir.glob("workers*.json")):
-        with suppress(OSError, ValueError):
-            speeds = read_json(path)
-            for content in speeds if isinstance(speeds, list) else []:
-                speed = read_dataclass(WorkerSpeed, content, strict=True)
-                latest[speed.rank] = speed
-    return sorted(latest.values(), key=lambda speed: (-speed.own_s, speed.rank))

@@ -73,7 +73,7 @@ class Profiler:
     """Combines the workers' step times, and counts bytes sent over the network.
 
     One object, since a profile is of steps, evaluations and snapshots of the same time:
-    where a method changes or an epoch ends, all of them begin anew together.
+    where a warm-up or an epoch ends, all of them are reset together.
     """
 
     path: Path
@@ -90,10 +90,10 @@ class Profiler:
     _all: _Sums = field(default_factory=_Sums)
     _epoch: _Sums = field(default_factory=_Sums)
     _lap: _Sums = field(default_factory=_Sums)
-    _next_method: str | None = None
-    """Has begun, but no step of it has been done yet."""
+    _restarts: bool = False
+    """Whether all is measured anew from the next step on."""
     _is_mixed: bool = False
-    """Whether a method began within the lap under way."""
+    """Whether that happened within the lap under way."""
     _written_s: float | None = None
 
     def count(
@@ -116,7 +116,7 @@ class Profiler:
         self._lap = _Sums()
         self._lap.add(agreed, steps, sent)
         self._epoch.add(agreed, steps, sent)
-        # Totals of the method leave out a lap in the midst of which it began.
+        # Totals leave out a lap with steps of both kinds.
         if self._is_mixed:
             self._is_mixed = False
         else:
@@ -136,17 +136,15 @@ class Profiler:
         return epoch.lap_s, epoch.exposed_s, epoch.waited_s
 
     def total(self) -> Communication | None:
-        """Give what all steps of the newest method spent on communication. Local."""
+        """Give what all steps spent on communication; after a warm-up those behind it. Local."""
         return self._communication(self._all if self._all.steps else self._lap)
 
-    def begin_method(self, name: str) -> None:
-        """Note that another `--sync` method is used from the next step on. Local.
+    def restart(self) -> None:
+        """Note that gradients are combined otherwise from the next step on: a warm-up is over.
 
-        What was measured of the steps before stands until there is a step of the new kind.
+        Local. What was measured of the steps before stands until there is a step of the new kind.
         """
-        self._next_method = name
-        if self.step_profiler.sampled == 0:
-            self._change_method()
+        self._restarts = self.step_profiler.sampled > 0
 
     def after_step(self, sync: GradientSync, step: int) -> None:
         """Call the gradient synchronisation's `after_step`. Collective, as that is.
@@ -154,11 +152,9 @@ class Profiler:
         Args:
             step: How many have been taken.
         """
-        # A method begins with the step after the one at which it was chosen.
-        if self._next_method is not None:
+        if self._restarts:
             self.step_profiler.reset(step)
-            self._is_mixed = True
-            self._change_method()
+            self._restarts, self._is_mixed, self._all = False, True, _Sums()
         sync.after_step(step)
 
     @contextmanager
@@ -199,12 +195,6 @@ class Profiler:
         own = measure_worker(self.step_profiler, socket.gethostname())
         workers = [WorkerTimes.from_json(text) for text in self.group.gather_texts(own.to_json())]
         return self._made(progress, workers) if any(each.steps for each in workers) else None
-
-    def _change_method(self) -> None:
-        """Start measuring the next method."""
-        assert self._next_method is not None
-        self.sync, self._next_method = self._next_method, None
-        self._all = _Sums()
 
     def _communication(self, sums: _Sums) -> Communication | None:
         if self.group.world_size == 1:

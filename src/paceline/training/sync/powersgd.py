@@ -40,7 +40,7 @@ class PowerSGDSync(ReplicaSync):
         if self._is_warm or step < self._warmup_steps:
             return
         self._is_warm = True
-        self.context.profiler.begin_method("powersgd")
+        self.context.profiler.restart()
         for averager, replica in zip(self._averagers.values(), self.replicas, strict=True):
             replica.defer_to(averager)
 

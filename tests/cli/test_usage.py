@@ -198,7 +198,7 @@ def test_short_help_and_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert short.startswith("Usage: paceline train RECIPE [OPTIONS]")
     assert {"--epochs", "--lr", "--global-batch", "--workers", "--run-dir"} <= flags
     assert 20 <= len(flags) <= 40
-    assert "those of Combining gradients, Hosts, Cluster, Slurm," in " ".join(short.split())
+    assert "those of Combining gradients, Hosts, Cluster, Slurm and Sage" in " ".join(short.split())
     assert main(["train", "digits", "--help-all"]) == ExitCode.DONE
     every = capsys.readouterr().out
     assert every.startswith("Usage: paceline train digits [OPTIONS]")

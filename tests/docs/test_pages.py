@@ -149,7 +149,10 @@ def test_commands_work(
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
     monkeypatch.setattr("paceline.runtime.start.start", lambda launch: ExitCode.DONE)
     monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
-    monkeypatch.setattr(train, "submit", lambda *_: ExitCode.DONE)
+    monkeypatch.setattr("paceline.cli.cluster_submit.read_patch", lambda _: {})
+    for kind in ("kubernetes", "sagemaker", "skypilot", "slurm"):
+        launcher = f"paceline.launch.{kind}.{kind.title()}Launcher"
+        monkeypatch.setattr(f"{launcher}.submit", lambda *_: None)
     monkeypatch.setattr(verify, "_verify", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(scale, "_in_its_directory", lambda *_: ExitCode.DONE)
     monkeypatch.setattr(aws, "_act", lambda *_: ExitCode.DONE)

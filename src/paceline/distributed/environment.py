@@ -113,7 +113,8 @@ def detect_launchers(environment: Environment) -> Findings:
         except UsageError as error:
             if not workers:
                 raise
-            problems.append(str(error))
+            if str(error) not in problems:  # Slurm's variables are read twice
+                problems.append(str(error))
             continue
         if isinstance(placement, Placement):
             workers.append(placement)

@@ -327,7 +327,7 @@ def _derived(engine: Engine) -> dict[str, object]:
         "nodes": group.placement.nodes,
         "shards": context.division.parts,
         **_planned(engine),
-        "memory_format": "channels-last" if context.components.channels_last else "contiguous",
+        "memory_format": "channels-last" if _is_channels_last(model) else "contiguous",
         "precision": config.compute.precision,
         "device": describe_device(group.device),
         "backend": group.backend,
@@ -339,6 +339,13 @@ def _derived(engine: Engine) -> dict[str, object]:
         "unseeded_models": list(context.components.unseeded),
         "model": ", ".join(type(model).__name__ for model in context.components.models.values()),
     }
+
+
+def _is_channels_last(model: nn.Module) -> bool:
+    """Return whether any of a model's convolutions has its weights in channels-last."""
+    layout = torch.channels_last
+    images = (weight for weight in model.parameters() if weight.dim() == 4)
+    return any(w.is_contiguous(memory_format=layout) and not w.is_contiguous() for w in images)
 
 
 def _planned(engine: Engine) -> dict[str, object]:

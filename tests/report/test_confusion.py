@@ -32,7 +32,7 @@ def test_json(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("classes", [1, 2, 10, 21, 100])
+@pytest.mark.parametrize("classes", [2, 21])
 @pytest.mark.core_cases(2)
 def test_picture(tmp_path: Path, classes: int) -> None:
     names = [f"class number {n}" for n in range(classes)]

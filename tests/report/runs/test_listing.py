@@ -104,18 +104,6 @@ def test_runs_are_found_in_studies_and_not_in_runs(make_run: MakeRun, folder: Pa
     assert find_runs(folder / "nothing").runs == ()
 
 
-@pytest.mark.parametrize(
-    ("width", "left_out"), [(120, []), (80, ["recipe"]), (72, ["recipe", "workers"])]
-)
-@pytest.mark.parametrize(
-    ("condition", "told"),
-    [
-        ("finished", "NAME=VALUE"),
-        ("state=ended", "running, finished, stopped, failed, died, damaged"),
-        ("larning_rate=1", "name, recipe, state, tag, workers, and every setting"),
-        ("target_epoch=2", r"name 'target-epoch'\. Did you mean 'target-epochs'\?"),
-    ],
-)
 def test_the_table_has_a_line_for_each_run_the_newest_first(
     make_run: MakeRun, folder: Path
 ) -> None:

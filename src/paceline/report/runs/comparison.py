@@ -216,7 +216,11 @@ def _described(run: JsonObject) -> Mapping[str, object]:
     hosts = [[text(host, "host"), text(host, "device")] for host in entries(run, "hosts")]
     return {
         **({"recipe": run["recipe"]} if "recipe" in run else {}),
-        **({"script arguments": shlex.join(map(str, words))} if isinstance(words, list) else {}),
+        **(
+            {"script arguments": shlex.join(map(str, words))}
+            if words and isinstance(words, list)
+            else {}
+        ),
         **{name: value for name, value in arguments.items() if name not in left_out},
         **{label: _grouped(derived[name]) for name, label in _FOLLOWING.items() if name in derived},
         **section(run, "versions"),

@@ -110,11 +110,11 @@ def test_the_option_table_is_up_to_date() -> None:
 
 
 FOREIGN = set(
-    """all check container-image cpu cpus-per-task gpus-per-task ipc master- master-addr master-port
-    mpi mpirun multi nnodes no- node-rank nproc-per-node ntasks-per-node num protect-args rdzv-
-    requeue server signal standalone start-epoch tpu use""".split()
+    """all check cli-input-json container-image cpu cpus-per-task gpus-per-task ipc master-
+    master-addr master-port mpi mpirun multi nnodes no- node-rank nproc-per-node ntasks-per-node num
+    protect-args rdzv- requeue server signal standalone start-epoch tpu use""".split()
 )
-"""Those of Slurm, torchrun, MPI, accelerate (up to their first `_`), and what stands for more."""
+"""Those of Slurm, AWS, torchrun, MPI, accelerate (up to their first `_`), and of several."""
 OWN = {"width", "hidden", "num-workers", "completion", "help-all", "setup"}
 """Those of the pages' recipes, scripts and examples, and of `paceline` without a command."""
 

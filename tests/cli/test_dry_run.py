@@ -52,7 +52,8 @@ def test_what_would_start(plan: Plan, tmp_path: Path) -> None:
 
 def test_where_data_is_missing_nothing_is_fetched(plan: Plan) -> None:
     told = plan("train", "mnist")
-    assert "as a dry run fetches nothing; steps and memory aren't known: MNIST is not" in told
+    assert "as a dry run fetches nothing; steps and memory aren't known: " in told
+    assert "train-images-idx3-ubyte is missing" in told
     assert "workers  " in told
 
 

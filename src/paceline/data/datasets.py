@@ -89,7 +89,7 @@ def _load_split(kind: "_Kind", title: str, folder: Path, files: tuple[str, ...])
             std=(kind.std,) * images.shape[1],
         )
     except DataError as error:
-        raise DataError(f"{folder}: {clause(error)}. {_ADVICE}") from error
+        raise DataError(f"{folder}: {clause(error)}. {_ADVICE}") from None
 
 
 def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
@@ -98,8 +98,8 @@ def _read(path: Path, parse: Callable[[bytes], Any]) -> Any:
         if path.is_file():
             return parse(path.read_bytes())
         return parse(gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes()))
-    except Exception as error:  # damaged content raises almost anything
-        raise DataError(f"{path} can't be read: {clause(error)}. {_ADVICE}") from error
+    except Exception as error:  # noqa: BLE001  # damaged content raises anything
+        raise DataError(f"{path} can't be read: {clause(error)}. {_ADVICE}") from None
 
 
 def _read_idx(paths: list[Path]) -> Arrays:

@@ -217,9 +217,14 @@ def _equal(one: object, other: object, tolerance: float) -> bool:
 
 def platform() -> dict[str, str]:
     """Return what bits depend on besides Paceline."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return {"torch": torch.__version__, "cpu": models[0] if models else ""}
+    lines = (line.split(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    cpu = {words[0].strip(): words[-1].strip() for words in lines}
+    names = ("vendor_id", "cpu family", "model", "stepping")
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {
+        "torch": torch.__version__,
+        "cpu": " ".join([*(cpu.get(name, "") for name in names), capability]),
+    }
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -64,7 +64,7 @@ def load_image_folder(
                     str(folder), transforms[name], loader=load_rgb, allow_empty=name != "train"
                 )
             except OSError as error:
-                raise DataError(f"{folder}: {clause(error)}") from error
+                raise DataError(f"{folder}: {clause(error)}") from None
         elif name != "test":
             raise DataError(f"{folder} is missing: expected are {name}/CLASS/IMAGE files in {root}")
     train = splits["train"]
@@ -98,7 +98,7 @@ def load_rgb(path: str) -> Image.Image:
         raise DataError(
             f"{path}: the image is broken: {clause(error)}. Remove it, or leave out broken images "
             "with --on-broken skip"
-        ) from error
+        ) from None
 
 
 def find_broken(paths: Sequence[str]) -> Mapping[str, str]:
@@ -130,5 +130,5 @@ def _reason(path: str) -> str:
     try:
         load_rgb(path)
     except DataError as error:
-        return clause(error.__cause__)
+        return clause(error.__context__)
     return ""

@@ -1,8 +1,7 @@
 """Images kept in memory as uint8: batches are normalised and augmented on the device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 import torch
@@ -216,31 +215,6 @@ def _normalisation(data: TensorData, channels_last: bool) -> tuple[Tensor, Tenso
         full = (height, width, channels)
         factor, offset = (t.flatten().expand(full).contiguous() for t in (factor, offset))
     return factor, offset
-
-
-@final
-class TransformedImages:
-    """Images in memory as a map-style data set, each changed by a transform when it is read."""
-
-    def __init__(self, data: TensorData, transform: Callable[[Tensor], object]) -> None:
-        """Wrap images in memory.
-
-        Args:
-            data: The images.
-            transform: Called with a raw image, uint8 (C, H, W); may be random, as those of
-                `torchvision.transforms.v2` are.
-        """
-        self.class_names = data.class_names
-        self._data = data
-        self._transform = transform
-
-    def __len__(self) -> int:
-        """Count the images."""
-        return self._data.num_samples
-
-    def __getitem__(self, index: int) -> tuple[object, int]:
-        """Return one image, transformed, and its class number."""
-        return self._transform(self._data.images[index]), int(self._data.labels[index])
 
 
 def synthetic_images(

@@ -1,6 +1,7 @@
 """Losses that are means over something else than samples: as in a plain loop of one process."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.distributed.group import Group
-from paceline.errors import UsageError
 from paceline.options.fields import OptionValue
 from paceline.training.loss_weights import describe_weighted_mean, is_sum_over_samples
 from tests.support.ranks import RankError, run_ranks
@@ -152,24 +152,32 @@ def test_what_would_mean_nothing_is_refused(
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_weight_divides_no_gradients_of_an_earlier_batch(world_size: int, tmp_path: Path) -> None:
-    """Accumulated by hand, they would be rescaled by this batch's weights."""
+def test_a_weight_changes_no_gradients_of_earlier_passes(world_size: int, tmp_path: Path) -> None:
+    """Two batches are accumulated."""
+    begun = net()
+    plain = deepcopy(begun)
+    optimizer = sgd(plain)
+    for number, (some, labels) in enumerate(DataLoader(TensorDataset(*points()), BATCH)):
+        mean_of_counted(plain, some, labels).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
 
-    def body(group: Group) -> int:
+    def body(group: Group) -> list[Tensor]:
         with session_on(group, tmp_path) as s:
-            model = s.model(net())
-            s.optimizer(sgd(model))
-            batches = s.loader(TensorDataset(*points()), global_batch=BATCH)
+            model = s.model(deepcopy(begun))
+            optimizer = s.optimizer(sgd(model))
+            loader = s.loader(TensorDataset(*points()), global_batch=BATCH, shuffle=False)
             for _ in s.epochs(1):
-                for number, (inputs, targets) in enumerate(map(pair_of, batches)):
-                    loss = F.cross_entropy(model(inputs), targets)
-                    try:
-                        s.backward(loss, weight=len(inputs))
-                    except UsageError:
-                        return number
-        return -1
+                for number, (some, labels) in enumerate(map(pair_of, loader)):
+                    s.backward(mean_of_counted(model, some, labels), weight=counted(some).sum())
+                    if number % 2:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        return weights_of(model)
 
-    assert run_ranks(world_size, body) == [1] * world_size
+    for found in run_ranks(world_size, body):
+        assert_weights(found, weights_of(plain))
 
 
 WRONG: dict[str, tuple[Callable[[Tensor], object], str]] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from paceline.data.batch import Batch
@@ -168,7 +168,7 @@ class LossWeights:
     1. Each loss is multiplied by its weight over its samples, so that what combines gradients by
     samples gives sum(weight x gradient) / samples. 2. With the step's last backward pass the
     weights are added up, part by part in order: the same bits on any number of workers. 3. The
-    gradients are multiplied by samples / sum(weight).
+    gradients are multiplied by samples / sum(weight); those of earlier passes stay as they are.
     """
 
     def __init__(self, context: TrainingContext, sync: GradientSync) -> None:
@@ -184,6 +184,8 @@ class LossWeights:
         """Whether a loss without a weight needs nothing but its backward pass."""
         self.sums: Tensor | None = None
         """(parts,), of `widest_float`: the open step's weights; None before the first one."""
+        self._earlier: dict[nn.Parameter, Tensor] = {}
+        """Gradients that earlier backward passes have left, as they were before the open step."""
 
     def backward(self, loss: Tensor, batch: Batch | None, weight: Weight, *, more: bool) -> Tensor:
         """Run a backward pass. Collective as that of the `GradientSync`.
@@ -211,12 +213,8 @@ class LossWeights:
             self._sync.backward(loss, batch, more=more)
             return loss
         self._check(more=more or self._context.step.loss_before is not None)
-        if self.sums is None and any(g.is_sparse or g.any() for g in self._gradients()):
-            raise UsageError(
-                "weight=... while gradients of an earlier backward pass are there: they would be "
-                "divided by this pass's weights. Update or call zero_grad() first; to accumulate, "
-                "add the losses up, each times its weight, and divide by one weight"
-            )
+        if self.sums is None:
+            self._earlier = self._copy_gradients()
         device = loss.device
         counts = torch.as_tensor(weight, dtype=widest_float(device), device=device).detach()
         loss = torch.where(counts > 0, loss, torch.zeros_like(loss))
@@ -292,16 +290,24 @@ class LossWeights:
             sums = torch.zeros(division.parts, dtype=widest_float(device), device=device)
         total = self._context.group.sum_(sums).sum()
         factor = torch.where(total > 0, samples / total, torch.zeros_like(total))
-        gradients = self._gradients()
+        parameters = self._parameters()
+        gradients = [p.grad for p in parameters if p.grad is not None]
         if dense := [g for g in gradients if not g.is_sparse]:  # torch takes no empty list
             torch._foreach_mul_(dense, factor)
         for gradient in gradients:
             if gradient.is_sparse:
                 gradient.mul_(factor.to(gradient.dtype))
+        # Earlier passes' share has been multiplied as well: add what it lacks.
+        earlier, self._earlier = self._earlier, {}
+        for parameter in parameters:
+            if parameter in earlier and parameter.grad is not None:
+                parameter.grad.add_(earlier[parameter] * (1 - factor).to(parameter.grad.dtype))
 
-    def _gradients(self) -> list[Tensor]:
-        """List the gradients that the optimizers' parameters have."""
+    def _copy_gradients(self) -> dict[nn.Parameter, Tensor]:
+        return {p: p.grad.clone() for p in self._parameters() if p.grad is not None}
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """List the parameters of all optimizers, each once."""
         optimizers = self._context.components.optimizers
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        parameters = {id(p): p for group in groups for p in group["params"]}.values()
-        return [p.grad for p in parameters if p.grad is not None]
+        return list({id(p): p for group in groups for p in group["params"]}.values())

@@ -367,7 +367,7 @@ REFUSED: dict[str, Callable[[], DataLoader[object]]] = {
         batch_sampler=[[1, 2]],
     ),
     "gives whole batches": lambda: DataLoader(Stream(20), batch_size=None),
-    "images can't be": lambda: DataLoader(
+    "a SubsetRandomSampler, which TensorData": lambda: DataLoader(
         synthetic_images(4, 1, 8, 8, 2, seed=0),  # type: ignore[arg-type]
         batch_size=2,
         sampler=SubsetRandomSampler([1, 2]),

@@ -118,7 +118,9 @@ def test_resume_leaves_a_finished_run_as_it_is(
     assert told in said.out
     name = next(iter(settings), "epochs").replace("_", "-")
     named = dict.fromkeys((name, "epochs"))  # which are all trained
-    option = " ".join(f"--{each} ... --allow-change {each}" for each in named)
+    # More epochs need no --allow-change where all of the run's own are trained.
+    allowed = {each: f" --allow-change {each}" for each in named if each != "epochs"}
+    option = " ".join(f"--{each} ...{allowed.get(each, '')}" for each in named)
     assert f"To train on: paceline resume {run.path} {option}\n" in said.out
     assert "No effect on a finished run: --tag, --workers\n" in said.err
     # An option is recognised by any of its names, but where it asks for more of the training.

@@ -60,6 +60,12 @@ def test_lists_are_merged_by_name_or_appended_or_replaced() -> None:
     }
 
 
+def test_times_of_a_patch_stay_text(tmp_path: Path) -> None:
+    path = tmp_path / "patch.yaml"
+    path.write_text("time: 12:00:00\nnodes: 4\n")
+    assert read_patch(str(path)) == {"time": "12:00:00", "nodes": 4}
+
+
 @pytest.mark.parametrize("text", ["- a\n", "a: [\n", "1: 2\n", ""])
 def test_a_patch_that_is_none(text: str, tmp_path: Path) -> None:
     path = tmp_path / "patch.yaml"

@@ -128,7 +128,7 @@ def run_cli(
 def test_files_are_written_into_the_run_directory(
     tmp_path: Path, run_cli: Callable[..., tuple[int, str]]
 ) -> None:
-    (tmp_path / "patch.yaml").write_text("mem: 64G\n")
+    (tmp_path / "patch.yaml").write_text("mem: 64G\nexclusive: true\nrequeue: false\n")
     on_slurm = ("--on", "slurm", "--run-dir", "runs/a", "--job-patch", "patch.yaml")
     code, said = run_cli(*on_slurm, "--dry-run")
     assert (code, said[:12]) == (ExitCode.DONE, "#!/bin/bash\n")
@@ -136,8 +136,12 @@ def test_files_are_written_into_the_run_directory(
     code, said = run_cli(*on_slurm)
     script = tmp_path / "runs" / "a" / "cluster" / "slurm.sh"
     assert code == ExitCode.DONE
-    assert "#SBATCH --mem=64G" in script.read_text()
+    assert "#SBATCH --mem=64G\n#SBATCH --exclusive\n" in script.read_text()
+    assert "SBATCH --requeue" not in script.read_text()
     assert f"Submit:  sbatch {script}\nFollow:  tail -F {script.parent}/slurm.log\nStop:" in said
+    (tmp_path / "patch.yaml").write_text("spec: {suspend: true}\n")
+    code, said = run_cli("--on", "slurm", "--run-dir", "runs/c", "--job-patch", "patch.yaml")
+    assert (code, "'spec' with several values" in said) == (ExitCode.USAGE, True)
     # A run directory that the nodes alone see has one of its name here.
     code, _ = run_cli("--on", "kubernetes", "--image", "x", "--run-dir", "/volume/b")
     assert code == ExitCode.DONE

@@ -63,7 +63,7 @@ def test_one_that_runs_is_not_to_be_resumed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     run.run_json.write_text("{}")
-    with run.lock(), pytest.raises(UsageError, match="which is running; or name") as e:
+    with run.lock(), pytest.raises(UsageError, match=r"that is still running\. Name another") as e:
         run.check_new()
     assert "resume" not in str(e.value)
 

@@ -46,9 +46,10 @@ def load_dataset(
     folder = data_dir / kind.folder
     failure = _download(name, data_dir, folder) if download else ""
     if missing := _missing(kind, folder):
+        by_hand = f"ut the files of torchvision.datasets.{name} into {folder}"
+        advice = f"Download {name} with --download (download=True), or p{by_hand}"
         raise DataError(
-            f"{folder / missing[0]} is missing{failure}. Download {name} with --download "
-            f"(download=True), or put the files of torchvision.datasets.{name} into {folder}"
+            f"{folder / missing[0]} is missing{failure}. {f'P{by_hand}' if failure else advice}"
         )
     splits = {name: kind.train, f"{name} test": kind.test}
     train, test = (_load_split(kind, title, folder, files) for title, files in splits.items())

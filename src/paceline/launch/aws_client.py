@@ -25,6 +25,8 @@ _MAX_CHARACTERS = 300  # of a page that some proxy answers instead
 _CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
 )
+NO_CREDENTIALS = f"no AWS credentials were found: {_CREDENTIALS}"
+NO_REGION = "no AWS region is set: give --region, or set AWS_REGION"
 
 
 class AwsError(InfrastructureError):
@@ -110,10 +112,10 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
     except BotoCoreError as error:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error
     if credentials is None:
-        raise UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
+        raise UsageError(NO_CREDENTIALS)
     region = session.region_name or usual_region
     if region is None:
-        raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
+        raise UsageError(NO_REGION)
     return Aws(session, region)
 
 
@@ -146,6 +148,6 @@ def _failure(service: str, operation: str, error: Exception) -> PacelineError:
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return UsageError(f"no AWS credentials were found: {_CREDENTIALS}")
+        return UsageError(NO_CREDENTIALS)
     reason = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return InfrastructureError(f"AWS couldn't be asked ({service} {operation}): {reason}")

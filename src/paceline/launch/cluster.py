@@ -164,9 +164,19 @@ def read_patch(path: str | None) -> dict[str, Plain]:
 
     if path is None:
         return {}
+
+    class Loader(yaml.SafeLoader):
+        """Reads 12:00:00 as text, as YAML 1.2 does: to PyYAML it is a number to the base of 60."""
+
+    def read_int(loader: Loader, node: yaml.ScalarNode) -> object:
+        return node.value if ":" in node.value else loader.construct_yaml_int(node)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", read_int)
     try:
-        content = yaml.safe_load(Path(path).expanduser().read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = yaml.load(Path(path).expanduser().read_text(), Loader)
+    except OSError as error:
+        raise UsageError(f"--job-patch {path} can't be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
         raise UsageError(f"--job-patch {path} can't be read: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UsageError(f"--job-patch {path} isn't a YAML mapping")

@@ -68,7 +68,9 @@ class SlurmLauncher(Launcher):
         assert isinstance(directives, Mapping)
         words = (sys.executable, "-P", "-m", "paceline", *job.words(job.run_dir, "--on", "node"))
         script = _SCRIPT.format(
-            directives="\n".join(_directive(*item) for item in directives.items()),
+            directives="\n".join(
+                _directive(name, value) for name, value in directives.items() if value is not False
+            ),
             command=shlex.join(words),
             resumable=int(ExitCode.RESUMABLE),
             retried=int(ExitCode.INFRASTRUCTURE),
@@ -111,8 +113,13 @@ def _directive(name: str, value: object) -> str:
     """Return a line of the script; to sbatch, a backslash means something in any quotes.
 
     Raises:
-        UsageError: It would be several lines.
+        UsageError: It would be several lines, or the value isn't a single one.
     """
+    if isinstance(value, (Mapping, list)):
+        raise UsageError(
+            f"--job-patch has {name!r} with several values; for Slurm it is a mapping of sbatch's "
+            "options to one value each, such as `constraint: a100`"
+        )
     word = f"--{name}" if value is True else f"--{name}={value}"
     if not word.isprintable():
         raise UsageError(f"sbatch can't take {word!r}: it has unprintable characters")

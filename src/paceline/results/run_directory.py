@@ -361,12 +361,12 @@ class RunDirectory:
             UsageError: It does.
         """
         if self.run_json.exists():
-            resume = f". Resume it: {command_line('resume', self.path)}"
-            running = ", which is running"
-            raise UsageError(
-                f"{self.path} already holds a training{running if self.is_locked() else resume}; "
-                "or name another directory with --run-dir"
-            )
+            if self.is_locked():
+                advice = " that is still running. Name another directory with --run-dir"
+            else:
+                resume = command_line("resume", self.path)
+                advice = f". Resume it: {resume}; or name another directory with --run-dir"
+            raise UsageError(f"{self.path} already holds a training{advice}")
 
     def _is_leftover(self) -> bool:
         """Tell whether nothing is here but what a training left that failed before it began."""

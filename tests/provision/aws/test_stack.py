@@ -190,9 +190,9 @@ def test_errors_before_aws_is_reached(account: Account, monkeypatch: pytest.Monk
     monkeypatch.delenv("AWS_PROFILE")
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    with pytest.raises(UsageError, match="region"):
+    with pytest.raises(UsageError, match="no AWS region is set: give --region"):
         connect(None)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(PacelineError, match="credentials"):
+    with pytest.raises(PacelineError, match="no AWS credentials were found: set AWS_PROFILE"):
         find_stack(connect("eu-west-1"), NAME)

@@ -362,7 +362,7 @@ def _resume(
     given, typed = parsed.values, parsed.typed()
     if not _is_one_of_several(request.command) and _is_finished(run, past, request):
         ignored = [flag(shown_name(name)) for name in given if name in typed]
-        return _print_finished(run, request, ignored, output)
+        return _print_finished(run, past, request, ignored, output)
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
         sent = {n: v for n, v in given.items() if n != "on"}
@@ -442,7 +442,11 @@ def _is_finished(run: RunDirectory, past: PreviousRun, request: TrainRequest) ->
 
 
 def _print_finished(
-    run: RunDirectory, request: TrainRequest, ignored: Sequence[str], output: Output
+    run: RunDirectory,
+    past: PreviousRun,
+    request: TrainRequest,
+    ignored: Sequence[str],
+    output: Output,
 ) -> int:
     """Say that nothing is left to train, and how to train on. Returns the exit code.
 
@@ -460,7 +464,8 @@ def _print_finished(
     all_trained = report.summary.get("epochs") == request.settings.get("epochs")
     for each in dict.fromkeys((name, "epochs") if name and all_trained else (name,)):
         again += [flag(each), "..."] if each else []
-        again += ["--allow-change", flag(each or "epochs").lstrip("-")]
+        if each != "epochs" or not past.is_complete:  # more epochs are then allowed as they are
+            again += ["--allow-change", flag(each or "epochs").lstrip("-")]
     more = f"To train on: {command_line(*again)}"
     if request.kind == "script" and name not in request.given:
         command = command_line("resume", run.path)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from paceline.errors import InfrastructureError, PacelineError, UsageError
+from paceline.launch.aws_client import NO_CREDENTIALS, NO_REGION
 from paceline.launch.local.launcher import quietly
 from paceline.launch.signals import STOP_SIGNALS, signals_raised
 from paceline.options.text import clause
@@ -109,6 +110,10 @@ def aws_errors() -> Iterator[None]:
         raise (InfrastructureError if failed else UsageError)(str(error)) from error
     except (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError) as error:
         raise InfrastructureError(f"AWS can't be reached: {error}") from error
+    except exceptions.NoRegionError as error:
+        raise UsageError(NO_REGION) from error
+    except exceptions.NoCredentialsError as error:
+        raise UsageError(NO_CREDENTIALS) from error
     except exceptions.BotoCoreError as error:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error
 

@@ -24,6 +24,7 @@ from paceline.cli.commands import (
 )
 from paceline.errors import ExitCode
 from paceline.recipes.registry import BUILT_IN
+from paceline.results.run_directory import RunDirectory
 from paceline.runtime.spec import Place
 from paceline.training.recipe import load_recipe
 from tests.docs.pages import (
@@ -149,6 +150,8 @@ def test_commands_work(
         monkeypatch.setattr(module, "choose_place", lambda *_, **__: Place(here=False, workers=2))
     monkeypatch.setattr("paceline.runtime.start.start", lambda launch: ExitCode.DONE)
     monkeypatch.setattr(resume, "_newest_unfinished", lambda _: "runs/first")  # it has finished
+    fetched = RunDirectory.named("runs/first")
+    monkeypatch.setattr(resume, "_fetch", lambda url, _: (url, fetched))  # nor are the stores
     monkeypatch.setattr("paceline.cli.cluster_submit.read_patch", lambda _: {})
     for kind in ("kubernetes", "sagemaker", "skypilot", "slurm"):
         launcher = f"paceline.launch.{kind}.{kind.title()}Launcher"

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from paceline.errors import UsageError
 from paceline.options.durations import parse_duration_s
@@ -165,15 +165,14 @@ def read_patch(path: str | None) -> dict[str, Plain]:
     if path is None:
         return {}
 
-    class Loader(yaml.SafeLoader):
-        """Reads 12:00:00 as text, as YAML 1.2 does: to PyYAML it is a number to the base of 60."""
-
-    def read_int(loader: Loader, node: yaml.ScalarNode) -> object:
-        return node.value if ":" in node.value else loader.construct_yaml_int(node)
-
-    Loader.add_constructor("tag:yaml.org,2002:int", read_int)
+    # As in YAML 1.2, 12:00:00 is text: to PyYAML it is a number to the base of 60.
+    loader: Any = type("_Loader", (yaml.SafeLoader,), {})
+    loader.add_constructor(
+        "tag:yaml.org,2002:int",
+        lambda it, node: node.value if ":" in node.value else it.construct_yaml_int(node),
+    )
     try:
-        content = yaml.load(Path(path).expanduser().read_text(), Loader)
+        content = yaml.load(Path(path).expanduser().read_text(), loader)
     except OSError as error:
         raise UsageError(f"--job-patch {path} can't be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:

@@ -67,7 +67,7 @@ def test_a_recipe_whose_data_is_missing(
     assert [line.split()[:6] for line in lines] == [
         ["fault", "data", *"there is no images".split()]
     ]
-    assert shown.out.endswith("Mend the faults, and ask again.\n")
+    assert shown.out.endswith("Fix these and rerun `paceline doctor`.\n")
     assert shown.err.splitlines() == ["looking at every host", "looking at the data"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".py") == ["own.py"]
     assert not Path("out").exists()

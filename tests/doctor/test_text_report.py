@@ -50,7 +50,7 @@ def test_findings_stand_with_whom_they_concern() -> None:
         "  fault    ports          b can't reach c",
         "  warning  load           busy (a, c)",
         "",
-        "2 faults, 1 warning. Mend the faults, and ask again.",
+        "2 faults, 1 warning. Fix these and rerun `paceline doctor`.",
     ]
 
 

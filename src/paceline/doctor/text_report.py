@@ -149,4 +149,4 @@ def _summary(diagnosis: Diagnosis) -> str:
     noted = plural(warnings, "warning")
     if not faults:
         return f"No fault, {noted}."
-    return f"{plural(faults, 'fault')}, {noted}. Mend the faults, and ask again."
+    return f"{plural(faults, 'fault')}, {noted}. Fix these and rerun `paceline doctor`."

@@ -64,7 +64,7 @@ def _load(point: EntryPoint, kind: type[Entry], added: str) -> Entry:
         entry = point.load()
     except Exception as error:  # whatever another package's code may raise
         raise UsageError(
-            f"{added}, which can't be imported: {clause(error)} ({type(error).__name__}). Mend or "
+            f"{added}, which can't be imported: {clause(error)} ({type(error).__name__}). Fix or "
             "uninstall the package"
         ) from error
     if not isinstance(entry, kind):

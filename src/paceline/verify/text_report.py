@@ -109,7 +109,7 @@ def describe_found(findings: Sequence[Finding], unseen: Sequence[str]) -> list[s
     if unseen:
         parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in unseen))
     if any(finding.is_fault for finding in findings):
-        parts.append("Mend what was found, and verify again: one fault may hide another.")
+        parts.append("Fix this and rerun `paceline verify`: one fault may hide another.")
     return parts
 
 
@@ -156,7 +156,7 @@ def conclusion(outcome: VerifyResult) -> str:
     text = f"{'; '.join(parts)}.".replace("{start}", start)
     if not faults:
         return text
-    return f"{text} {plural(len(faults), 'fault')} to mend: {', '.join(faults)}."
+    return f"{text} {plural(len(faults), 'fault')} to fix: {', '.join(faults)}."
 
 
 def as_json(outcome: VerifyResult) -> dict[str, object]:

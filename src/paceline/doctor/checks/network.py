@@ -35,7 +35,7 @@ def check_name(host: str, facts: HostFacts) -> Iterator[CheckResult]:
             "name",
             f"its own name {own} stands for {means} on it, which is loopback: who meets at that "
             "name is found by nobody. Paceline goes by addresses; torchrun needs --local-addr. "
-            "Mend it in /etc/hosts",
+            "Fix it in /etc/hosts",
         )
     else:
         yield ok(host, "name", "its own name stands for one of its addresses")
@@ -65,7 +65,7 @@ def check_meanings(
             yield warning(
                 host,
                 "name",
-                f"{listed(who)}: {problem}. Paceline goes by addresses; for other programs mend "
+                f"{listed(who)}: {problem}. Paceline goes by addresses; for other programs fix "
                 "DNS or /etc/hosts there",
             )
 

@@ -95,7 +95,7 @@ def _broken(link: HostLink) -> CheckResult:
         text = (
             f"from {link.source} to {link.target} small messages pass and large ones don't "
             f"({link.problem}): the MTU of both hosts is larger than what lies between them "
-            "takes. Lower it on both (ip link set DEVICE mtu 1280), or mend the switch or tunnel"
+            "takes. Lower it on both (ip link set DEVICE mtu 1280), or fix the switch or tunnel"
         )
         return fault(pair, "packets", text)
     text = f"from {link.source} to {link.target} nothing could be measured: {link.problem}"
@@ -161,7 +161,7 @@ def check_all_reduce(
         return fault(
             hosts,
             "all-reduce",
-            f"over {reduced.backend} it failed: {clause(reduced.problem)}. Mend the faults above "
+            f"over {reduced.backend} it failed: {clause(reduced.problem)}. Fix the faults above "
             "first; then see docs/reference/backends.md for what the backend needs",
         )
     if not reduced.is_right:

@@ -5,7 +5,6 @@ import pytest
 
 from paceline.options.text import (
     above_progress,
-    aligned,
     clause,
     fitted,
     fitting,
@@ -47,39 +46,6 @@ def test_what_a_terminal_obeys_is_shown_instead(text: str, shown: str) -> None:
 )
 def test_what_somebody_else_says_goes_into_a_sentence(said: object, shown: str) -> None:
     assert clause(said) == shown
-
-
-def test_a_table_is_broken_to_a_width_where_there_are_words() -> None:
-    rows = [
-        ("change", "speed", "pays after", "verdict"),
-        ("--workers 2 --threads 1", "1.20 x", "2:05", "faster; something else to say of it"),
-        ("compile", "0.90 x", "", "no"),
-    ]
-    assert aligned(rows, left={0, 3}, width=200) == aligned(rows, left={0, 3})
-    assert aligned(rows, left={0, 3}, width=50) == [
-        "change        speed  pays after  verdict",
-        "--workers 2  1.20 x        2:05  faster;",
-        "--threads 1                      something else",
-        "                                 to say of it",
-        "compile      0.90 x              no",
-    ]
-    # No word and no figure is broken.
-    narrow = aligned(rows, left={0, 3}, width=10)
-    assert narrow[:3] == [
-        "change      speed   pays  verdict",
-        "                   after",
-        "--workers  1.20 x   2:05  faster;",
-    ]
-    # A figure keeps its unit, and its column is as wide as both.
-    units = [("steps", "what it is"), ("8", "takes 2 min 9 s of a training")]
-    assert aligned(units, left={1}, width=15) == [
-        "steps  what it",
-        "       is",
-        "    8  takes",
-        "       2 min 9 s",
-        "       of a",
-        "       training",
-    ]
 
 
 def test_words_without_end_are_cut() -> None:

@@ -212,9 +212,9 @@ def test_means_over_several_steps_stand_in_their_middle(make_run: MakeRun) -> No
     loss, *_ = choose_charts(read_run(run))
     assert loss.series[0].places == (1.0, 12.0)
     assert loss.places == (1.0, 23.0)  # where the training time is that of the row
-    assert middles((1.0, 23.0), (23.0,), whole=False) == (0.5, 12.0)
+    assert middles((1.0, 23.0), (23.0,)) == (1.0, 12.0)
     # Rows that were asked for on resuming alone.
-    assert middles((50.0, 60.0), (20.0, 40.0, 60.0), whole=True) == (45.0, 55.0)
+    assert middles((50.0, 60.0), (20.0, 40.0, 60.0)) == (45.0, 55.0)
 
 
 def test_a_training_of_23_steps_has_a_curve(make_run: MakeRun) -> None:

@@ -35,7 +35,6 @@ def load_image_folder(
     root: Path,
     transforms: Mapping[str, Transform],
     on_broken: OnBroken = "error",
-    report: Callable[[str], None] = print,
 ) -> Mapping[str, ImageSplit]:
     """List the splits of an image folder.
 
@@ -44,9 +43,8 @@ def load_image_folder(
     Args:
         root: Holds `train`, `val` and perhaps `test`; each holds the same folders, one a class.
         transforms: Of each split, given PIL images in RGB.
-        on_broken: `skip` decodes every image first and leaves out those that can't be decoded;
-            with `error` the first one that is read ends the training.
-        report: Called with the images that are left out.
+        on_broken: `skip` decodes every image first, and prints and leaves out those that can't be
+            decoded; with `error` the first one that is read ends the training.
 
     Returns:
         The splits that are there, by name.
@@ -81,7 +79,7 @@ def load_image_folder(
             split.targets = [label for _, label in split.samples]
         if broken:
             shown = [f"  {path}: {reason}" for path, reason in list(broken.items())[:_SHOWN]]
-            report("\n".join([f"{len(broken)} broken images are left out:", *shown]))
+            print("\n".join([f"{len(broken)} broken images are left out:", *shown]))
     return splits
 
 

@@ -1,4 +1,4 @@
-"""Calls AWS through boto3, and turns its errors into one line that says what to do."""
+"""Calls AWS for copies at s3://, and turns its errors into one line that says what to do."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ _STRANGERS = (
     "UnrecognizedClientException",
     "OptInRequired",
 )
+_USUAL_REGION = "us-east-1"
 _MAX_CHARACTERS = 300  # of a page that some proxy answers instead
 _CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
@@ -88,15 +89,11 @@ class Aws:
         return self._services[service]
 
 
-def connect(region: str | None, usual_region: str | None = None) -> Aws:
+def connect() -> Aws:
     """Read the user's AWS configuration. Nothing is called yet.
 
-    Args:
-        region: Instead of the configuration's.
-        usual_region: Where the configuration has none; None: one has to be there.
-
     Raises:
-        UsageError: boto3 isn't installed, or there is no region, profile or credentials.
+        UsageError: boto3 isn't installed, or there is no profile or credentials.
     """
     try:
         import boto3
@@ -106,17 +103,14 @@ def connect(region: str | None, usual_region: str | None = None) -> Aws:
             "copies at s3:// need boto3, which isn't installed: pip install 'paceline[s3]'"
         ) from error
     try:
-        session = boto3.Session(region_name=region)
+        session = boto3.Session()
         # Found here, so that a missing profile is reported before anything is called.
         credentials = session.get_credentials()
     except BotoCoreError as error:
         raise UsageError(f"your AWS configuration can't be used: {error}") from error
     if credentials is None:
         raise UsageError(NO_CREDENTIALS)
-    region = session.region_name or usual_region
-    if region is None:
-        raise UsageError(NO_REGION)
-    return Aws(session, region)
+    return Aws(session, session.region_name or _USUAL_REGION)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from textwrap import wrap
 from typing import TextIO
 
@@ -145,19 +144,13 @@ def line_width(most: int) -> int:
     return min(most, shutil.get_terminal_size().columns) if sys.stdout.isatty() else most
 
 
-def aligned(
-    rows: Sequence[Sequence[str]], left: Container[int] = (), width: int | None = None
-) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
     """Lay out a table's lines: figures to the right, and to the left what stands in columns `left`.
 
     Args:
         rows: All of the same length, the heading first.
         left: Numbers of columns.
-        width: Characters of a line: in a wider table headings and the words in columns `left` go on
-            in further lines. None for any.
     """
-    if width is not None:
-        rows = _narrowed(rows, left, width)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -166,40 +159,6 @@ def aligned(
         ).rstrip()
         for row in rows
     ]
-
-
-def _narrowed(
-    rows: Sequence[Sequence[str]], left: Container[int], width: int
-) -> list[Sequence[str]]:
-    """Break cells of a table into several, as few as its width asks for; no word is broken."""
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    # How narrow each column can be: figures stay whole, and words, also those of the heading.
-    least = [
-        max(
-            len(word) for place, cell in enumerate(column) for word in _parts(cell, at, place, left)
-        )
-        for at, column in enumerate(columns)
-    ]
-    # The widest gives way first.
-    while sum(widths) + 2 * (len(widths) - 1) > width:
-        spare = [at for at in range(len(widths)) if widths[at] > least[at]]
-        if not spare:
-            break
-        widths[max(spare, key=widths.__getitem__)] -= 1
-    lines: list[Sequence[str]] = []
-    for row in rows:
-        cells = [
-            [cell] if len(cell) <= size else wrapped(cell, size)
-            for cell, size in zip(row, widths, strict=True)
-        ]
-        lines += zip_longest(*cells, fillvalue="")
-    return lines
-
-
-def _parts(cell: str, column: int, row: int, left: Container[int]) -> Sequence[str]:
-    """List what stays together of a cell: what `wrapped` doesn't break either."""
-    return wrapped(cell, 1) or [""] if column in left or row == 0 else [cell]
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -209,21 +209,18 @@ def thin(length: int, limit: int, keep: Sequence[int] = ()) -> list[int]:
     return sorted(even | set(keep))
 
 
-def middles(
-    ends: Sequence[float], epoch_ends: Sequence[float], *, whole: bool
-) -> tuple[float, ...]:
-    """Give the middle of each stretch between two rows: there the means over it belong.
+def middles(ends: Sequence[float], epoch_ends: Sequence[float]) -> tuple[float, ...]:
+    """Return where the mean of each stretch between two rows is drawn: in its middle, a whole step.
 
     At their ends those of unequal stretches would make steps of a smooth curve.
 
     Args:
         ends: Where each row stands, in ascending order.
         epoch_ends: Where epochs end: at the last one before the first row its stretch begins.
-        whole: Round up to whole steps: a stretch of one step stays where it is.
     """
     begin = max((end for end in epoch_ends if end < min(ends, default=0.0)), default=0.0)
     found = [(before + end) / 2 for before, end in pairwise((begin, *ends))]
-    return tuple(float(math.ceil(place)) if whole else place for place in found)
+    return tuple(float(math.ceil(place)) for place in found)
 
 
 def best_position(report: RunReport) -> int | None:
@@ -281,7 +278,7 @@ def _step_chart(plan: _Plan, report: RunReport, marks: tuple[Mark, ...], best: i
     # Training: a point per row of steps.csv, thinned out.
     rows = thin(len(steps), MAX_POINTS)
     trained = _series(plan, steps, plan.columns[0], rows)
-    between = middles(steps.column("step"), metrics.column("step"), whole=True)
+    between = middles(steps.column("step"), metrics.column("step"))
     series = [replace(trained, places=tuple(between[i] for i in rows))]
     highlight = None
     # Validation: a point per epoch, at its last step; the best one is highlighted.

@@ -61,7 +61,7 @@ class Account:
 
 @cache
 def _connected(url: str) -> Aws:
-    return connect(None)
+    return connect()
 
 
 @contextmanager

@@ -17,15 +17,15 @@ def test_without_credentials(account: Account, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(UsageError, match="no AWS credentials were found: set AWS_PROFILE"):
-        connect(None)
+        connect()
 
 
 def test_without_a_region(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    with pytest.raises(UsageError, match="give --region"):
-        connect(None)
-    assert connect("eu-west-1").region == "eu-west-1"
+    assert connect().region == "us-east-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert connect().region == "eu-west-1"
 
 
 def test_with_a_profile_that_is_not_there(
@@ -33,13 +33,13 @@ def test_with_a_profile_that_is_not_there(
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(UsageError, match="nobody"):
-        connect(None)
+        connect()
 
 
 def test_without_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(UsageError, match=r"pip install 'paceline\[s3\]'"):
-        connect(None)
+        connect()
 
 
 def test_a_refusal_has_its_code(account: Account) -> None:
@@ -54,7 +54,7 @@ def test_aws_that_cannot_be_reached(account: Account, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts
     with pytest.raises(InfrastructureError, match="AWS couldn't be asked"):
-        connect(None).call("ec2", "describe_subnets")
+        connect().call("ec2", "describe_subnets")
 
 
 def test_all_pages_are_read(account: Account) -> None:

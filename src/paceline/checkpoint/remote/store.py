@@ -246,7 +246,7 @@ class S3Store(RemoteStore):
     def __init__(self, url: str, progress: Progress) -> None:
         super().__init__(progress)
         self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
-        self._aws = connect(None, usual_region="us-east-1")
+        self._aws = connect()
 
     def write(self, name: str, source: BinaryIO, entry: FileEntry) -> None:
         """Send it with SHA-256 sums, which the store checks; where it doesn't say so, read back."""

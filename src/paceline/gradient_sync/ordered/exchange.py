@@ -399,13 +399,8 @@ def _is_over(work: dist.Work, within_s: float) -> bool:
     return True
 
 
-def another_group(*, of_device: bool = False) -> dist.ProcessGroup:
-    """Connect the workers once more, with the timeout of their first group. Collective.
-
-    Args:
-        of_device: By the backends of that group, which carry tensors of its device too; otherwise
-            by Gloo alone.
-    """
-    group = dist.new_group(backend=None if of_device else "gloo", timeout=group_timeout())
+def another_group() -> dist.ProcessGroup:
+    """Connect the workers once more by Gloo, with the timeout of their first group. Collective."""
+    group = dist.new_group(backend="gloo", timeout=group_timeout())
     assert isinstance(group, dist.ProcessGroup)  # this worker is in it
     return group

@@ -75,6 +75,11 @@ def all_faults(shape: Shape, content: dict[str, Any]) -> list[str]:
     return [*filter(None, [report]), *([] if report else faults(shape, content))]
 
 
+def test_gpus_follow_from_the_instance_type() -> None:
+    with pytest.raises(UsageError, match="--instance-type"):
+        request(gpus_per_node=4)
+
+
 @pytest.mark.parametrize("job", [{}, {"time_limit_s": 3600, "max_restarts": 0}, {"patch": SPOT}])
 def test_aws_knows_every_field(job: dict[str, Any], operation: Shape) -> None:
     assert all_faults(operation, request(**job)) == []

@@ -27,7 +27,6 @@ _CREDENTIALS = (
     "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure`"
 )
 NO_CREDENTIALS = f"no AWS credentials were found: {_CREDENTIALS}"
-NO_REGION = "no AWS region is set: give --region, or set AWS_REGION"
 
 
 class AwsError(InfrastructureError):

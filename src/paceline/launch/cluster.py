@@ -24,8 +24,8 @@ class ClusterOptions:
     """Nodes to ask for; --workers is then the number of workers on each of them."""
 
     gpus_per_node: int | None = None
-    """GPUs to ask for on each node, one worker each unless --workers says otherwise. Default: none,
-    or those that the instance type has."""
+    """GPUs to ask for on each node, one worker each unless --workers says otherwise. Default: none.
+    On SageMaker and SkyPilot the type of instance or accelerator decides instead."""
 
     time_limit: None | str = None  # noqa: RUF036  # the first type that fits is taken
     """How long the cluster lets the job run, such as 12h. Default: the cluster's own limit."""

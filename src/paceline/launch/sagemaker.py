@@ -49,6 +49,11 @@ class SagemakerLauncher(Launcher):
             if getattr(self._options, option) is None:
                 flag = f"--{option.replace('_', '-')}"
                 raise UsageError(f"--on sagemaker needs {flag}, such as {example}")
+        if job.gpus_per_node is not None:
+            raise UsageError(
+                "--gpus-per-node has no effect with --on sagemaker: --instance-type says how many "
+                "GPUs a node has"
+            )
         request = merged(create_training_job(job, self._options), job.patch)
         assert isinstance(request, Mapping)
         path, name = job.folder / "sagemaker.json", request["TrainingJobName"]

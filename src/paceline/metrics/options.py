@@ -43,8 +43,7 @@ class MetricsOptions:
     """A name for the run, which its directory then has too: runs/NAME-TIME."""
 
     tag: tuple[str, ...] = ()
-    """A tag for trackers and for `paceline runs --json`. Repeat it for each. With --on sagemaker
-    those such as team=vision are the job's as well."""
+    """A tag for trackers and for `paceline runs --json`. Repeat it for each."""
 
     note: str | None = None
     """What you want to remember of the run; run.json and trackers have it."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from paceline.errors import InfrastructureError, PacelineError, UsageError
-from paceline.launch.aws_client import NO_CREDENTIALS, NO_REGION
+from paceline.launch.aws_client import NO_CREDENTIALS
 from paceline.launch.local.launcher import quietly
 from paceline.launch.signals import STOP_SIGNALS, signals_raised
 from paceline.options.text import clause
@@ -111,7 +111,7 @@ def aws_errors() -> Iterator[None]:
     except (exceptions.HTTPClientError, exceptions.ConnectionError, ResponseParserError) as error:
         raise InfrastructureError(f"AWS can't be reached: {error}") from error
     except exceptions.NoRegionError as error:
-        raise UsageError(NO_REGION) from error
+        raise UsageError("no AWS region is set: give --region, or set AWS_REGION") from error
     except exceptions.NoCredentialsError as error:
         raise UsageError(NO_CREDENTIALS) from error
     except exceptions.BotoCoreError as error:
@@ -310,15 +310,16 @@ def _wait(aws: Aws, event: str, stack_id: str) -> None:
         try:
             aws.cloudformation.get_waiter(event).wait(StackName=stack_id, WaiterConfig=config)
         except WaiterError as error:
-            reasons = []
+            events: list[Any] = []
             with suppress(ClientError):
-                answer = aws.cloudformation.describe_stack_events(StackName=stack_id)
-                reasons = [
-                    f"{event['LogicalResourceId']}: {event['ResourceStatusReason']}"
-                    for event in reversed(answer["StackEvents"])  # AWS lists the newest first
-                    if event["ResourceStatus"].endswith("_FAILED")
-                    and "cancelled" not in event["ResourceStatusReason"]
-                ]
+                pages = aws.cloudformation.get_paginator("describe_stack_events")
+                events = [e for p in pages.paginate(StackName=stack_id) for e in p["StackEvents"]]
+            reasons = [
+                f"{e['LogicalResourceId']}: {e.get('ResourceStatusReason', 'no reason given')}"
+                for e in reversed(events)  # AWS lists the newest first
+                if e["ResourceStatus"].endswith("_FAILED")
+                and "cancelled" not in e.get("ResourceStatusReason", "")
+            ]
             reason = reasons[0] if reasons else str(error)
             raise InfrastructureError(f"the stack failed: {reason}") from error
 

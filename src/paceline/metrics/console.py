@@ -167,7 +167,7 @@ class Console(ABC):
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Tell whether `advance` would show anything now; asked about once a second."""
+        """Return whether `advance` would show anything now; asked about once a second."""
 
     @abstractmethod
     def advance(self, advance: Advance) -> None:

@@ -126,7 +126,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_of_study(run: Path) -> bool:
-    """Tell whether a run is one that `paceline scale` has made."""
+    """Return whether `paceline scale` has made a run."""
     return (run.parent.parent / STUDY_JSON).exists()
 
 

@@ -206,7 +206,7 @@ def _announce(engine: Engine, request: TrainRequest) -> None:
 def _request(
     run_dir: str | Path | None, resume: Resume, settings: Mapping[str, OptionValue]
 ) -> TrainRequest:
-    """Put together what the script, the command line and the environment say.
+    """Merge the settings of the script, the command line and the environment.
 
     Raises:
         RunDirectoryNamed: The script names the run directory, and the launcher has made one up.
@@ -301,7 +301,7 @@ def _make(
 
 
 def _is_launched() -> bool:
-    """Tell whether `paceline.notebook_launcher` has started this worker, which no command can."""
+    """Return whether `paceline.notebook_launcher` has started this worker."""
     return launcher_request() is None and bool(store_file(read_environment()))
 
 

@@ -255,7 +255,7 @@ def _longest_part(size: SizeResult) -> str:
 
 
 def _with_unit(each: Sequence[str]) -> str:
-    """Put the unit after the first factor: `7.3 times the work of one with bf16 and ...`."""
+    """Write the unit after the first factor: `7.3 times the work of one with bf16 and ...`."""
     head, tail = each[0].split(" with ", 1)
     return listed([f"{head} the work of one with {tail}", *each[1:]])
 

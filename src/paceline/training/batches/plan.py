@@ -161,7 +161,7 @@ _SYNCED = "synchronised BatchNorm (--sync-batchnorm, nn.SyncBatchNorm)"
 
 
 def check_plan(plan: TrainPlan, *, sync_batchnorm: bool, optimizers: int) -> None:
-    """Refuse what can't be computed with this plan.
+    """Check that all options can be combined with this plan.
 
     Args:
         sync_batchnorm: Whether a BatchNorm takes its statistics over all workers: by

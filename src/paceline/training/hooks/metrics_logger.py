@@ -57,7 +57,7 @@ class TableFile:
         Args:
             path: Of the table, which `start` makes.
             table: Which one it is.
-            console: Is told where rows can't be written.
+            console: Shows that rows can't be written.
         """
         self._path = path
         self._table = table

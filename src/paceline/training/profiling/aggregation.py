@@ -156,7 +156,7 @@ def step_of(worker: WorkerTimes) -> Spread:
 
 
 def spread_of(laps: Sequence[Lap]) -> Spread | None:
-    """Give the time of a step, each lap counting as often as it has steps; None without laps."""
+    """Return the time of a step, each lap counting as often as it has steps; None without laps."""
     if not laps:
         return None
     step_times = sorted((lap.seconds / lap.steps, lap.steps) for lap in laps)

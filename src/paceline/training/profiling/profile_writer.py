@@ -91,7 +91,7 @@ class Profiler:
     _epoch: _Sums = field(default_factory=_Sums)
     _lap: _Sums = field(default_factory=_Sums)
     _restarts: bool = False
-    """Whether all is measured anew from the next step on."""
+    """Whether measuring starts again with the next step."""
     _is_mixed: bool = False
     """Whether that happened within the lap under way."""
     _written_s: float | None = None
@@ -136,7 +136,7 @@ class Profiler:
         return epoch.lap_s, epoch.exposed_s, epoch.waited_s
 
     def total(self) -> Communication | None:
-        """Give what all steps spent on communication; after a warm-up those behind it. Local."""
+        """Return what all steps since the warm-up spent on communication. Local."""
         return self._communication(self._all if self._all.steps else self._lap)
 
     def restart(self) -> None:

@@ -213,6 +213,11 @@ def test_several_workers_see_what_communication_costs(width: int, figures: str) 
     assert line.endswith(figures)
 
 
+def test_a_training_of_unknown_length_has_no_eta() -> None:
+    assert "ETA" in ADVANCE.bar_line(100)
+    assert "ETA" not in replace(ADVANCE, steps=0, eta_s=None).bar_line(100)
+
+
 def test_figures_stay_where_they_are_while_they_change() -> None:
     lines, widths = [], {"loss": 12, "speed": 14, "left": 11}
     for step, loss, speed, eta_s in ((9, 0.5, 999.0, 9.0), (100, 1234.5, 123456.0, 3601.0)):

@@ -68,8 +68,8 @@ class Advance:
     accuracy: float | None
     images_per_s: float
     lr: float
-    eta_s: float
-    """Time to the end of the training at this speed."""
+    eta_s: float | None
+    """Time to the end of the training at this speed; None where its length isn't known."""
     spent: Communication | None = None
     """What the steps spend on communication; None of a single worker."""
     gpu_utilization: float | None = None
@@ -136,7 +136,7 @@ class Advance:
             "wire": f"{show_bytes(spent.wire_bytes)}/step" if spent else "",
             "gpu": " ".join(("GPU", *filter(None, gpu))) if any(gpu) else "",
             "lr": f"lr {show_rate(self.lr)}",
-            "left": f"ETA {format_clock(self.eta_s)}",
+            "left": "" if self.eta_s is None else f"ETA {format_clock(self.eta_s)}",
         }
 
 

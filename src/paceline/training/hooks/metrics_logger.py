@@ -260,7 +260,7 @@ def describe_advance(
     """
     progress, gpu = context.progress, context.gpu
     state, plan = progress.state, progress.plan
-    left = max(0, state.total_steps - state.step)
+    left = max(0, state.total_steps - state.step) if state.total_steps else None
     samples = 0
     if plan is not None:  # the last batch of an epoch may be shorter
         before, now = (
@@ -277,7 +277,7 @@ def describe_advance(
         accuracy=agreed.totals.accuracy if top else None,
         images_per_s=samples / agreed.lap_s if samples else 0.0,
         lr=last_lr(context),
-        eta_s=left * state.elapsed_s / max(1, state.step),
+        eta_s=None if left is None else left * state.elapsed_s / max(1, state.step),
         spent=spent,
         gpu_utilization=gpu.utilization if gpu else None,
         gpu_memory_bytes=gpu.memory_bytes if gpu else None,

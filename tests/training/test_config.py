@@ -92,6 +92,8 @@ def test_a_schedules_own_settings_go_with_it() -> None:
 def test_an_unknown_optimizer_lists_the_known() -> None:
     with pytest.raises(UsageError, match="optimizer is 'sdg'; it should be one of sgd, adam"):
         TrainConfig.from_settings(merge({"optimizer": "sdg"}, DIGITS))
+    with pytest.raises(UsageError, match=r"sync is 'auto'; it should be one of .*powersgd or None"):
+        TrainConfig.from_settings({"sync": "auto"})
 
 
 @pytest.mark.parametrize(

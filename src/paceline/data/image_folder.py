@@ -12,6 +12,7 @@ from torchvision.datasets import ImageFolder
 from paceline.errors import DataError
 from paceline.files import locked, read_json_object, storing, write_json
 from paceline.launch.worker_count import usable_cores
+from paceline.options.figures import plural
 from paceline.options.text import clause
 
 OnBroken = Literal["error", "skip"]
@@ -79,7 +80,7 @@ def load_image_folder(
             split.targets = [label for _, label in split.samples]
         if broken:
             shown = [f"  {path}: {reason}" for path, reason in list(broken.items())[:_SHOWN]]
-            print("\n".join([f"{len(broken)} broken images are left out:", *shown]))
+            print("\n".join([f"{plural(len(broken), 'broken image')} left out:", *shown]))
     return splits
 
 

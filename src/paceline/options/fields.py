@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import PurePath
 from sys import float_info
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from paceline.errors import UsageError
@@ -350,6 +350,10 @@ def describe_type(annotation: object) -> str:
     """Describe an option's type: the values of a closed set, or its name."""
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(describe_type, get_args(annotation)))
+    if annotation is NoneType:
+        return "None"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 

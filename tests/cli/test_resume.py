@@ -242,6 +242,8 @@ def test_the_same_command_again_starts_resumes_and_has_nothing_to_do(
     assert reasons == ["start", "resume"]
     again = paceline.run(*command)
     assert (again.code, "has finished" in again.out) == (0, True)
+    other = paceline.run("train", "synthetic", "--run-dir", str(run), "--resume")
+    assert (other.code, "digits, not of the recipe synthetic" in other.err) == (2, True)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def main(tokens: Sequence[str]) -> int:
     parsed = read_options(command, _ABOUT, own, options, f". {hint}")
     warn_of_variables([*training_options().values(), *options], is_script=True)
     if begun := holding_training(parsed):
-        return resume_begun(begun, parsed, arguments)
+        return resume_begun(begun, parsed, "script", Path(script).name, arguments)
     given = merge_layers(parsed.values, parsed.of_file(), {})
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)

@@ -31,8 +31,9 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import choose_place, say_starting, warn_of_no_effect
 from paceline.runtime.script_options import warn_of_variables
 from paceline.runtime.spec import Launch
-from paceline.training.config import TrainConfig, TrainRequest, training_options
+from paceline.training.config import Kind, TrainConfig, TrainRequest, training_options
 from paceline.training.recipe import Recipe, absolute_reference, load_recipe
+from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.sync.validation import refuse_idle
 
 RUN_DIR = OptionField(
@@ -63,7 +64,7 @@ def main(tokens: Sequence[str]) -> int:
     own_options = [RUN_DIR, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     parsed = read_recipe_options(command, recipe, rest, own_options, which)
     if begun := holding_training(parsed):
-        return resume_begun(begun, parsed)
+        return resume_begun(begun, parsed, "recipe", name)
     given, sources = parsed.values, parsed.sources
     given.pop("config", None)
     output, prints = Output.take(given), given.pop("print_config", False)
@@ -177,10 +178,22 @@ def holding_training(parsed: GivenOptions) -> str | None:
     return where if RunDirectory.named(where).run_json.exists() else None
 
 
-def resume_begun(run_dir: str, parsed: GivenOptions, script_args: Sequence[str] = ()) -> int:
-    """Resume a training by the options that it was begun with. Returns the exit code."""
+def resume_begun(
+    run_dir: str, parsed: GivenOptions, kind: Kind, recipe: str, script_args: Sequence[str] = ()
+) -> int:
+    """Resume a training by the options that it was begun with. Returns the exit code.
+
+    Raises:
+        UsageError: The training is of another recipe or script.
+    """
     from paceline.cli.commands import resume  # which imports this module
 
+    past = PreviousRun.read(RunDirectory.named(run_dir))
+    if (past.kind, past.recipe) != (kind, recipe):
+        raise UsageError(
+            f"{run_dir} holds a training of the {past.kind} {past.recipe}, not of the {kind} "
+            f"{recipe}. Name another directory with --run-dir"
+        )
     dropped = {"resume", "run_dir", "name", "tag", "note"}  # the run has its labels already
     typed = parsed.typed() - dropped
     own = words({n: v for n, v in parsed.values.items() if n in typed})

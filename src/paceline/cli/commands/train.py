@@ -189,7 +189,8 @@ def resume_begun(
     from paceline.cli.commands import resume  # which imports this module
 
     past = PreviousRun.read(RunDirectory.named(run_dir))
-    if (past.kind, past.recipe) != (kind, recipe):
+    # By its last part: the path to a file may be written in several ways.
+    if (past.kind, Path(past.recipe).name) != (kind, Path(recipe).name):
         raise UsageError(
             f"{run_dir} holds a training of the {past.kind} {past.recipe}, not of the {kind} "
             f"{recipe}. Name another directory with --run-dir"

@@ -28,7 +28,7 @@ class Command:
 
 
 _TRAIN, _RUNS = "Train", "Runs"
-_PROVE, _PREPARE = "Prove and measure", "Data and machines"
+_PROVE, _PREPARE = "Prove and measure", "Machines"
 COMMANDS: Mapping[str, Command] = {
     "train": Command(_TRAIN, "Train a recipe on N workers."),
     "run": Command(_TRAIN, "Run a training script of your own on N workers."),

@@ -101,6 +101,15 @@ def test_a_patch_adds_a_volume_beside_the_shared_memory() -> None:
     assert [m["mountPath"] for m in container["volumeMounts"]] == ["/dev/shm", "/runs"]
 
 
+def test_a_name_of_the_patch_is_that_of_the_service_and_of_rank_0() -> None:
+    patch = {"metadata": {"name": "mine"}}
+    rendered = KubernetesLauncher(NoOptions()).render(a_job(patch=patch))
+    (text,) = rendered.files.values()
+    assert [manifest["metadata"]["name"] for manifest in yaml.safe_load_all(text)] == ["mine"] * 2
+    assert "mine-0.mine" in text
+    assert "=mine," in rendered.follow
+
+
 def test_every_exit_code_has_its_consequence() -> None:
     policy = written("Job")["Job"]["spec"]["podFailurePolicy"]
     assert {code: consequence(policy, code, disrupted=False) for code in ExitCode if code} == {

@@ -1,6 +1,8 @@
 """Image folders, DIR/{train,val,test}/CLASS/..., read by torchvision's `ImageFolder`."""
 
 import hashlib
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,15 @@ Transform = Callable[[Image.Image], object]
 SPLITS = ("train", "val", "test")
 _SHOWN = 10
 _MAX_BYTES = 1 << 30
+_DECODING_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
 @final
@@ -93,7 +104,7 @@ def load_rgb(path: str) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except _DECODING_ERRORS as error:
         raise DataError(
             f"{path}: the image is broken: {clause(error)}. Remove it, or leave out broken images "
             "with --on-broken skip"

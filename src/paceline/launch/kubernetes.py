@@ -31,7 +31,9 @@ class KubernetesLauncher(Launcher):
         """Return the manifests: a TrainJob where the patch says `kind: TrainJob`, else a Job."""
         from paceline.launch.yaml_text import to_yaml
 
-        name = job.unique_name(_MAX_NAME_LENGTH)
+        metadata = job.patch.get("metadata")
+        named = metadata.get("name") if isinstance(metadata, Mapping) else None
+        name = str(named or job.unique_name(_MAX_NAME_LENGTH))  # the Service has it as well
         is_trainjob = job.patch.get("kind") == "TrainJob"
         manifest = merged(trainjob(job, name) if is_trainjob else indexed_job(job, name), job.patch)
         assert isinstance(manifest, Mapping)

@@ -107,7 +107,7 @@ def test_the_environment_is_what_is_known_of_it(make_run: MakeRun) -> None:
     known = {row.name: row.value for row in sections.environment_table(read_run(run))}
     assert (known["GPU"], known["CUDA"], known["cuDNN"]) == ("NVIDIA H200", "13.2", "91900")
     assert "device" not in known  # the GPU is it
-    # An older run, or one that is cut: neither empty lines nor empty columns.
+    # A run that is cut: neither empty lines nor empty columns.
     bare = {"git": None, "hosts": [{"host": "a", "ranks": [0]}], "versions": {"torch": None}}
     run.run_json.write_text(json.dumps({**content, **bare, "derived": {}}))
     report = read_run(run)

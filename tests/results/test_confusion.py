@@ -44,13 +44,6 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path, problems = tmp_path / "confusion.json", list[str]()
     confusion().write(path)
     assert Confusion.read(path, problems) == confusion()
-    content = json.loads(path.read_text())
-    # As earlier versions wrote it.
-    old = {name: content[name] for name in ("classes", "counts", "per_class_accuracy")}
-    path.write_text(json.dumps(old))
-    found = Confusion.read(path, problems)
-    assert found is not None
-    assert (found.counts, found.snapshot) == (COUNTS, "")
     assert problems == []
 
 

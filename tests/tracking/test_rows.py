@@ -30,15 +30,6 @@ def test_rows_come_once_in_order_of_steps(tmp_path: Path) -> None:
     assert [row.step for row in rows.read()] == [6]
 
 
-def test_without_steps_epochs_have_the_usual_tags(tmp_path: Path) -> None:
-    run = begun(tmp_path)
-    run.steps_csv.unlink()  # as of a run of before
-    epoch(run, 1, 0.85)
-    (row,) = NewRows(run, Cursor()).read()
-    assert row.figures["train/loss"] == 0.85
-    assert row.figures["train/lr"] == 0.1
-
-
 def test_a_row_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
     run = begun(tmp_path)
     rows = NewRows(run, Cursor())

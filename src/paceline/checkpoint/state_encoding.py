@@ -70,6 +70,17 @@ def decode(value: object, tensors: Mapping[str, Tensor]) -> object:
     return value
 
 
+def require_entry(state: Mapping[str, object], name: str) -> object:
+    """Give an entry of a snapshot's `state.json`, which every snapshot has.
+
+    Raises:
+        SnapshotError: There is none.
+    """
+    if name not in state:
+        raise SnapshotError(f"the snapshot's state.json isn't complete: it has no {name}")
+    return state[name]
+
+
 def require_mapping(value: object) -> Mapping[str, object]:
     """Give an object of a snapshot's state.
 

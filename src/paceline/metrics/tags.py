@@ -24,5 +24,3 @@ EPOCH_TAGS = {
     if name not in POSITION
 }
 """By column of `metrics.csv`."""
-EPOCHS_ALONE_TAGS = {name: _tag(name) for name in EPOCH_TAGS}
-"""The same of a training without `steps.csv`, of an older Paceline."""

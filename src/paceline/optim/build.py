@@ -60,7 +60,7 @@ def takes_fused(options: OptimOptions, device: torch.device, *, exact: bool) -> 
 
     Args:
         options: Which optimizer, and whether the user wants it so.
-        exact: The same bits are promised, to trainings too that an earlier version began.
+        exact: The same bits are promised.
     """
     if options.fused is not None:
         return options.fused

@@ -41,7 +41,7 @@ class RunReport:
     metrics: Metrics
     """A row an epoch."""
     steps: Metrics
-    """Rows within the epochs; none of a run that an older Paceline trained."""
+    """Rows within the epochs."""
     summary: JsonObject
     """Empty while the training runs, and after a resume until it ends again."""
     failures: tuple[WorkerFailure, ...]

@@ -99,7 +99,7 @@ class Confusion:
 
     @classmethod
     def read(cls, path: Path, problems: list[str]) -> Self | None:
-        """Read what `write` wrote, or an earlier version did; None where there is none.
+        """Read what `write` wrote; None where there is none.
 
         Args:
             problems: Gets a sentence where it can't be read.

@@ -24,11 +24,6 @@ class GrowingTable:
         self._header = b""
         self._position = 0
 
-    @property
-    def seen(self) -> bool:
-        """Whether it has had a row."""
-        return self._position > len(self._header)
-
     def read(self) -> tuple[str, bool]:
         """Read the complete rows that are new; all of them where the file has been replaced.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import final
 
-from paceline.metrics.tags import EPOCH_TAGS, EPOCHS_ALONE_TAGS, POSITION, STEP_TAGS, tag_of
+from paceline.metrics.tags import EPOCH_TAGS, POSITION, STEP_TAGS, tag_of
 from paceline.report.load_run import read_run
 from paceline.report.run_outcome import find_state
 from paceline.results.growing_table import GrowingTable
@@ -62,8 +62,7 @@ class NewRows:
         # comes later than rows of steps that lie behind it.
         steps, epochs = _new_rows(self._steps), _new_rows(self._epochs)
         rows = [_row(cells, STEP_TAGS) for cells in steps]
-        tags = EPOCH_TAGS if self._steps.seen else EPOCHS_ALONE_TAGS
-        rows += [_row(cells, tags, is_epoch=True) for cells in epochs]
+        rows += [_row(cells, EPOCH_TAGS, is_epoch=True) for cells in epochs]
         new = [row for row in rows if row is not None and self._is_new(row)]
         return sorted(new, key=lambda row: (row.step, row.epoch is not None))
 

@@ -17,7 +17,7 @@ from paceline.data.options import DataOptions
 from paceline.data.order import epoch_order
 from paceline.distributed.group import Group
 from paceline.distributed.work_division import Division
-from paceline.errors import InterruptedTraining
+from paceline.errors import InterruptedTraining, SnapshotError
 from paceline.metrics.counters import Totals
 from paceline.metrics.options import MetricsOptions
 from paceline.metrics.tensorboard import TensorBoardLog
@@ -123,13 +123,14 @@ def test_a_row_is_what_lies_between_two_marks() -> None:
     assert (bare.samples, bare.train_accuracy, bare.images_per_s) == (None, None, None)
 
 
-def test_a_mark_survives_a_snapshot_and_none_is_made_of_an_older_one() -> None:
+def test_a_mark_survives_a_snapshot() -> None:
     mark = StepMark(2, 20, 3.0, 2.0, 160, Totals(loss=0.1 + 0.2, samples=32, top1=8), LR)
     found = StepMark.from_json(mark.to_json())
-    assert found is not None
     assert (found.step, found.train_s, found.totals) == (20, 2.0, mark.totals)
-    assert StepMark.from_json(None) is None
-    assert StepMark.from_json({**mark.to_json(), "loss": None}) is None
+    with pytest.raises(SnapshotError, match="an object is missing"):
+        StepMark.from_json(None)
+    with pytest.raises(SnapshotError, match="step_mark has no loss"):
+        StepMark.from_json({**mark.to_json(), "loss": None})
 
 
 def test_on_a_full_disk_rows_wait_and_it_is_said_now_and_then(

@@ -203,7 +203,7 @@ def record(*, allow: bool) -> tuple[NumericsRecord, list[str]]:
 def test_going_on_with_the_same_says_nothing(allow: bool) -> None:
     own, said = record(allow=allow)
     own.compare(own.describe())
-    own.compare(None)  # a snapshot of an older version
+    own.compare(None)  # no hook has noted it
     assert said == []
 
 

@@ -67,14 +67,6 @@ def test_what_doesnt_change_the_training_is_taken(
     assert arguments == past.arguments
 
 
-def test_an_option_that_came_later_has_been_its_default(run: RunDirectory) -> None:
-    past = PreviousRun.read(run)
-    older = replace(past, settings={n: v for n, v in past.settings.items() if n != "tf32"})
-    assert older.changed({"tf32": "auto"}, [])[0]["tf32"] == "auto"
-    with pytest.raises(UsageError, match="tf32: the run has auto, you give on"):
-        older.changed({"tf32": "on"}, [])
-
-
 def test_what_changes_the_training_is_refused_and_all_of_it_shown(run: RunDirectory) -> None:
     with pytest.raises(UsageError) as error:
         PreviousRun.read(run).changed({"lr": 0.2, "epochs": 20, "dropout": 0.3, "seed": 1}, ["lr"])

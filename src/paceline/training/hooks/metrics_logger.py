@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import final
 
+from paceline.checkpoint.state_encoding import require_entry, require_list, require_mapping
 from paceline.files import storing
 from paceline.metrics.console import Advance, Communication, Console
 from paceline.metrics.counters import Totals
@@ -142,8 +143,9 @@ class MetricsLogger(StepHook):
         self, components: Components, position: TrainState, saved: Mapping[str, object]
     ) -> None:
         """Open the sinks: rows of an earlier start beyond this position are dropped."""
-        self._saved = _rows_of(saved.get("rows"))[-_SAVED_ROWS:]
-        self._rows.begin(saved.get("step_mark"))
+        rows = require_list(require_entry(saved, "rows")) if saved else []
+        self._saved = _cells_of(rows)[-_SAVED_ROWS:]
+        self._rows.begin(require_entry(saved, "step_mark") if saved else None)
         run = self._context.run
         if self._epochs is None or self._steps is None:
             return
@@ -232,14 +234,8 @@ class MetricsLogger(StepHook):
                 self._tensorboard.close()
 
 
-def _rows_of(value: object) -> tuple[Cells, ...]:
-    """Read the rows of a snapshot; an older Paceline wrote none."""
-    listed = value if isinstance(value, list) else []
-    return tuple(
-        {name: cell for name, cell in row.items() if isinstance(cell, str)}
-        for row in listed
-        if isinstance(row, dict)
-    )
+def _cells_of(rows: Sequence[object]) -> tuple[Cells, ...]:
+    return tuple({name: str(cell) for name, cell in require_mapping(row).items()} for row in rows)
 
 
 def describe_advance(

@@ -1,9 +1,10 @@
 """Rows of steps.csv: decides when one is due, and computes it."""
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple, final
 
+from paceline.checkpoint.state_encoding import require_mapping
+from paceline.errors import SnapshotError
 from paceline.metrics.counters import Totals
 from paceline.metrics.options import MetricsOptions
 from paceline.results.json_object import number
@@ -38,13 +39,21 @@ class StepMark(NamedTuple):
     communication in it, and how long all workers waited, on average."""
 
     @staticmethod
-    def from_json(content: object) -> "StepMark | None":
-        """Read what a snapshot has; None where an older Paceline wrote it."""
-        saved = content if isinstance(content, Mapping) else {}
-        found = {name: number(saved, name) for name in StepMark().to_json()}
-        values = {name: value for name, value in found.items() if value is not None}
-        if len(values) < len(found):
-            return None
+    def from_json(content: object) -> "StepMark":
+        """Read what a snapshot has.
+
+        Raises:
+            SnapshotError: A figure is missing.
+        """
+        saved = require_mapping(content)
+        values: dict[str, float] = {}
+        for name in StepMark().to_json():
+            value = number(saved, name)
+            if value is None:
+                raise SnapshotError(
+                    f"the snapshot's state.json isn't complete: step_mark has no {name}"
+                )
+            values[name] = value
         return StepMark(
             step=int(values["step"]),
             train_s=values["train_s"],
@@ -123,7 +132,7 @@ class StepRows:
         began = StepMark(
             step=state.step - state.step_in_epoch, train_s=state.train_s - state.epoch_train_s
         )
-        self.last = StepMark.from_json(saved) or began
+        self.last = began if saved is None else StepMark.from_json(saved)
         # How often: by steps, by time, or by both.
         is_auto = options.log_every_steps is None and options.log_every_s is None
         per_row = -(-progress.steps_per_epoch // _ROWS_AN_EPOCH)

@@ -78,7 +78,8 @@ class PreviousRun:
         content = run.read_run()
         try:
             derived = cast(Mapping[str, OptionValue], content["derived"])
-            settings = dict(cast(Mapping[str, OptionValue], content["settings"]))
+            saved = cast(Mapping[str, OptionValue], content["settings"])
+            settings = {name: saved[name] for name in training_options()}
             # The global batch stays what it was, on any number of workers.
             settings |= {"global_batch": derived["global_batch"], "batch_per_worker": None}
             for name in _OF_ONE_START:
@@ -164,9 +165,7 @@ class PreviousRun:
         settings, arguments = without_other_methods(self.settings, given), dict(self.arguments)
         for name, value in given.items():
             place = settings if name in training_options() else arguments
-            # An older version may not have had the option yet.
-            option = training_options().get(name)
-            before = place.get(name, option.default if option else None)
+            before = place.get(name)
             may = name in allowed and name not in FIXED and name not in held
             longer = name == "epochs" and self.is_complete and cast(int, value) > cast(int, before)
             free = name in FREE - held or name in paths or may or longer

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint.format import Snapshot, manifest_text, read_snapshot
+from paceline.checkpoint.state_encoding import require_entry
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.streaming import parse_sent
 from paceline.distributed.group import Group
@@ -264,12 +265,12 @@ def _inventory_of(store: SnapshotStore, rank: int, snapshot: Snapshot | None) ->
         started=store.generation(),
         step=NONE if snapshot is None else snapshot.step,
         generation=0 if snapshot is None else _generation_of(snapshot),
-        start="" if snapshot is None else str(snapshot.state.get("start", "")),
+        start="" if snapshot is None else str(require_entry(snapshot.state, "start")),
         manifest="" if snapshot is None else store.manifest(snapshot.step),
         best="" if best is None else manifest_text(best),
     )
 
 
 def _generation_of(snapshot: Snapshot) -> int:
-    number = snapshot.state.get("generation")
+    number = require_entry(snapshot.state, "generation")
     return number if isinstance(number, int) else 0

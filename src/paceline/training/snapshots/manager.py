@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from paceline.checkpoint.flatten import flatten_optimizer
 from paceline.checkpoint.format import Snapshot
 from paceline.checkpoint.host_tensors import weights_sha256
-from paceline.checkpoint.state_encoding import decode, require_list, require_mapping
+from paceline.checkpoint.state_encoding import (
+    decode,
+    require_entry,
+    require_list,
+    require_mapping,
+)
 from paceline.checkpoint.store import SnapshotStore
 from paceline.checkpoint.writer import SnapshotWriter
 from paceline.data.order import ORDER_VERSION
@@ -317,27 +322,26 @@ class SnapshotManager:
         # What every training has: weights and optimizers.
         load_weights(self._components.model, snapshot.tensors.get("model", {}))
         self._restore_optimizers(snapshot)
-        self._restore_frozen(state.get("frozen"))
+        self._restore_frozen(require_list(require_entry(state, "frozen")))
         # What the script has added: objects alike on all workers, then those of each shard.
         self._restore_others(
-            require_mapping(state.get("others")), snapshot.tensors.get("others", {})
+            require_mapping(require_entry(state, "others")), snapshot.tensors.get("others", {})
         )
-        parts = state.get("parts", state.get("world_size"))
         self._components.per_part.restore(
-            require_mapping(state.get("own", {})),
+            require_mapping(require_entry(state, "own")),
             snapshot.tensors.get("own", {}),
-            parts,
+            require_entry(state, "parts"),
             self._context.division.parts,
         )
         # What the options bring: loss scale, average of the weights, state of the sync method.
-        scaler, saved_scaler = self._context.scaler, state.get("scaler")
+        scaler, saved_scaler = self._context.scaler, require_entry(state, "scaler")
         if scaler is not None and saved_scaler is not None:
             scaler.load_state_dict(dict(require_mapping(saved_scaler)))
         self._restore_own(snapshot)
         self._restore_average(snapshot)
         self._restore_sync(snapshot)
         self.restored = state
-        position = TrainState.from_json(state.get("position"))
+        position = TrainState.from_json(require_entry(state, "position"))
         self._restored = snapshot if position.step_in_epoch else None
         return position
 
@@ -372,7 +376,7 @@ class SnapshotManager:
         return found
 
     def _restore_optimizers(self, snapshot: Snapshot) -> None:
-        saved = require_list(snapshot.state.get("optimizers"))
+        saved = require_list(require_entry(snapshot.state, "optimizers"))
         if len(saved) != len(self._components.optimizers):
             raise SnapshotError(
                 f"the snapshot has {len(saved)} optimizers, the training "
@@ -385,15 +389,12 @@ class SnapshotManager:
                 optimizer, slots, require_mapping(saved[number]), kept_names
             )
 
-    def _restore_frozen(self, saved: object) -> None:
+    def _restore_frozen(self, saved: Sequence[object]) -> None:
         """Freeze what was frozen in the snapshot, and nothing else: a loop may have thawed layers.
 
-        What the script has set before the loop is that of the training's beginning. Snapshots of
-        earlier versions don't say it; there it stays as the script has set it.
+        What the script has set before the loop is that of the training's beginning.
         """
-        if saved is None:
-            return
-        thawed, refrozen = self._components.restore_frozen(set(map(str, require_list(saved))))
+        thawed, refrozen = self._components.restore_frozen(set(map(str, saved)))
         changes = [
             f"{plural(len(names), 'parameter')} {'is' if len(names) == 1 else 'are'} {now} "
             f"({list_names(names)})"
@@ -418,20 +419,20 @@ class SnapshotManager:
 
     def _restore_sync(self, snapshot: Snapshot) -> None:
         """Give the way of combining gradients its state back; another one begins afresh."""
-        now, found = self._method, snapshot.state.get("sync")
-        if found is None:  # an older Paceline wrote it, which had no other
-            found = {"method": "ordered" if self._context.division.is_fixed else "allreduce"}
-        saved = require_mapping(found)
-        values = require_mapping(saved.get("values", {}))
-        if saved.get("method") != now:
+        now, saved = self._method, require_mapping(require_entry(snapshot.state, "sync"))
+        values = require_mapping(require_entry(saved, "values"))
+        method = require_entry(saved, "method")
+        if method != now:
             self._report(
-                f"The snapshot was written with --sync {saved.get('method')}; from here on it is "
+                f"The snapshot was written with --sync {method}; from here on it is "
                 f"--sync {now}, which begins afresh"
             )
         else:
             tensors = snapshot.tensors.get("sync", {})
             state = SyncState(tensors=tensors, values=values)
-            notice = self._sync.load_state_dict(state, int(str(snapshot.state.get("world_size"))))
+            notice = self._sync.load_state_dict(
+                state, int(str(require_entry(snapshot.state, "world_size")))
+            )
             if notice:
                 self._report(notice)
 
@@ -442,8 +443,8 @@ class SnapshotManager:
         average, and rank 0 carries the sums.
         """
         state, rank = snapshot.state, self._group.rank
-        counted = torch.tensor(state.get("counted"), dtype=torch.float64)
-        if state.get("parts", state.get("world_size")) == self._context.division.parts:
+        counted = torch.tensor(require_entry(state, "counted"), dtype=torch.float64)
+        if require_entry(state, "parts") == self._context.division.parts:
             own_parts = self._context.division.parts_of(rank)
             self._buffer_averager.restore(snapshot.tensors["workers"]["buffers"])
             self._counters.reset(counted[own_parts.start : own_parts.stop])

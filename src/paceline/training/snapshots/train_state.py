@@ -6,9 +6,6 @@ from typing import Literal, Self
 
 from paceline.errors import SnapshotError
 
-_POSITION = {"epoch", "step", "step_in_epoch", "samples_seen", "train_samples", "global_batch"}
-"""Without these nobody knows which sample comes next."""
-
 StopReason = Literal["epochs", "target", "patience", "time", "signal", "script"]
 
 
@@ -19,8 +16,7 @@ class TrainState:
     It has a field for each name under `position` in a snapshot, which are these many.
 
     Positions are counted in steps and samples of the whole training, never by worker, so that any
-    number of workers can resume from them. A field that is added here needs nothing else: its
-    default is what trainings have that began before there was such a field.
+    number of workers can resume from them. A field that is added here needs nothing else.
     """
 
     epoch: int = 0
@@ -68,11 +64,16 @@ class TrainState:
         """Read what `to_json` gave.
 
         Raises:
-            SnapshotError: It has no position, or one with more than this version knows.
+            SnapshotError: Fields are missing, or there are more than this version knows.
         """
-        if not isinstance(content, dict) or not content.keys() >= _POSITION:
-            raise SnapshotError("the snapshot doesn't say where the training stands")
-        if unknown := content.keys() - {field.name for field in fields(cls)}:
+        names = {field.name for field in fields(cls)}
+        if not isinstance(content, dict) or (missing := names - content.keys()):
+            lacking = ", ".join(sorted(missing)) if isinstance(content, dict) else "position"
+            raise SnapshotError(
+                "the snapshot's state.json doesn't say where the training stands: it has no "
+                f"{lacking}"
+            )
+        if unknown := content.keys() - names:
             raise SnapshotError(
                 f"the snapshot has {', '.join(sorted(unknown))}, which this version of Paceline "
                 "doesn't know: resume with the version that wrote it, or a newer one"

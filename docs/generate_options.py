@@ -15,7 +15,7 @@ from paceline.cli.cluster_submit import cluster_options
 from paceline.cli.commands.train import RUN_DIR
 from paceline.optim.table import OPTIMIZERS
 from paceline.options.command_line import flag
-from paceline.options.fields import OptionField, accepted_names
+from paceline.options.fields import OptionField
 from paceline.recipes.registry import BUILT_IN
 from paceline.runtime.script_options import script_options
 from paceline.training.config import training_options
@@ -102,13 +102,12 @@ def _group_order(options: Sequence[OptionField]) -> Callable[[OptionField], int]
 
 
 def _option_row(option: OptionField) -> Sequence[str]:
-    flags = ", ".join(f"`{flag(name)}`" for name in _names(option))
-    return (flags, _kind(option.annotation), _show(option.default), option.summary)
-
-
-def _names(option: OptionField) -> Sequence[str]:
-    every = [*training_options().values(), RUN_DIR, *cluster_options()]
-    return accepted_names(every)[option.name]
+    return (
+        f"`{flag(option.name)}`",
+        _kind(option.annotation),
+        _show(option.default),
+        option.summary,
+    )
 
 
 def _kind(annotation: object) -> str:

@@ -39,7 +39,7 @@ def printed(
 @pytest.mark.parametrize(
     "line",
     [
-        "digits --learning-rate 0.02 --batch-size 32 --dropout 0.3 --shift 0 --seed 7",
+        "digits --lr 0.02 --global-batch 32 --dropout 0.3 --shift 0 --seed 7",
         "digits --target-accuracy none --optimizer adam --betas 0.8 0.9 --schedule constant",
         "mnist --data-dir files --no-download --time-budget 1h30m --sync powersgd --warmup-steps 3",
         "synthetic --shards 4 --threads 1 --workers 2 --tensorboard --progress off",
@@ -54,11 +54,11 @@ def test_what_is_printed_is_read_again(line: str, printed: Printed, tmp_path: Pa
     # Each option is there, set or as a comment.
     names = {part.split(" = ")[0].removeprefix("# ") for part in text.splitlines()[1:]}
     options = training_options().values()
-    assert {o.own_names[0].replace("_", "-") for o in options} <= names
+    assert {o.name.replace("_", "-") for o in options} <= names
 
 
 def test_the_values_are_those_that_count(printed: Printed, tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text('recipe = "mnist"\nepochs = 3\nbatch-size = 32\n')
+    (tmp_path / "job.toml").write_text('recipe = "mnist"\nepochs = 3\nglobal-batch = 32\n')
     found = tomllib.loads(printed("--config=job.toml", "--epochs", "4", "--lr", "0.5"))
     assert found["recipe"] == "mnist"
     assert (found["epochs"], found["global-batch"], found["lr"]) == (4, 32, 0.5)
@@ -231,7 +231,7 @@ def test_a_misspelt_variable_is_noticed_and_others_are_left_alone(
     (tmp_path / "mine.py").touch()
     for name in (
         "EPOCH",
-        "LEARNINGRATE",
+        "GLOBALBATCH",
         "LR",
         "BATCH_SIZE",
         "NO_TENSORBOARD",
@@ -243,7 +243,7 @@ def test_a_misspelt_variable_is_noticed_and_others_are_left_alone(
         monkeypatch.setenv(name, "1")
     misspelt = [
         "PACELINE_EPOCH sets nothing: did you mean PACELINE_EPOCHS?",
-        "PACELINE_LEARNINGRATE sets nothing: did you mean PACELINE_LEARNING_RATE?",
+        "PACELINE_GLOBALBATCH sets nothing: did you mean PACELINE_GLOBAL_BATCH?",
     ]
     of_recipes = (
         "PACELINE_LR sets nothing: a script chooses its optimizer, learning rate and loss itself"

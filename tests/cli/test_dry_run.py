@@ -38,7 +38,7 @@ def plan(
 
 
 def test_what_would_start(plan: Plan, tmp_path: Path) -> None:
-    told = plan(*"train digits --workers 2 --batch-size 60 --epochs 3 --run-dir mine".split())
+    told = plan(*"train digits --workers 2 --global-batch 60 --epochs 3 --run-dir mine".split())
     assert "--epochs           3       (command line)" in told
     assert "--momentum         0.9     (recipe)" in told
     assert "  recipe   digits\n" in told

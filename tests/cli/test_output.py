@@ -45,14 +45,14 @@ def test_no_json_of_a_training_elsewhere(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "-q"]) == ExitCode.DONE
+    assert main(["recipes", "--quiet"]) == ExitCode.DONE
     assert capsys.readouterr().out.split() == list(BUILT_IN)
     assert main(["recipes", "--json"]) == ExitCode.DONE
     found = json.loads(capsys.readouterr().out)
     assert list(found) == list(BUILT_IN)
     assert found["digits"]["settings"]["lr"] == 0.05
     assert found["digits"]["arguments"] == {"dropout": 0.2, "shift": 1}
-    assert main(["recipes", "-v"]) == ExitCode.DONE
+    assert main(["recipes", "--verbose"]) == ExitCode.DONE
     assert "    --lr 0.05\n" in capsys.readouterr().out
 
 
@@ -62,7 +62,7 @@ def test_a_training_and_its_evaluation(
     paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    command = "train digits --epochs 1 --workers 2 --lr 0.04 --json -v --run-dir"
+    command = "train digits --epochs 1 --workers 2 --lr 0.04 --json --verbose --run-dir"
     done = paceline.run(*command.split(), run)
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -73,7 +73,7 @@ def test_a_training_and_its_evaluation(
     assert "(recipe)" in done.err
     # Quietly: not a word, and the same weights from its settings.
     again = tmp_path / "again"
-    done = paceline.run("train", "--config", run / "run.json", "-q", "--run-dir", again)
+    done = paceline.run("train", "--config", run / "run.json", "--quiet", "--run-dir", again)
     assert (done.code, done.out, done.err) == (0, "", "")
     assert summary(again)["weights_sha256"] == found["weights_sha256"]
     # The evaluation says the same figures.
@@ -81,9 +81,9 @@ def test_a_training_and_its_evaluation(
     judged = json.loads(capsys.readouterr().out)
     assert judged["accuracy"] == pytest.approx(found["val_accuracy"])
     assert sum(each["samples"] for each in judged["classes"]) == judged["samples"] == 355
-    assert main(["evaluate", str(run), "-q"]) == ExitCode.DONE
+    assert main(["evaluate", str(run), "--quiet"]) == ExitCode.DONE
     assert "class" not in capsys.readouterr().out
-    assert main(["evaluate", str(run), "-v"]) == ExitCode.DONE
+    assert main(["evaluate", str(run), "--verbose"]) == ExitCode.DONE
     assert " taken for " in capsys.readouterr().out
 
 
@@ -111,13 +111,16 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
 def test_of_scripts(
     command: list[str], launches: list[Launch], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "-q", "--", "-v"] if command[0] == "run" else [*command, "-q"]) == 65
+    assert (
+        main([*command, "--quiet", "--", "-v"] if command[0] == "run" else [*command, "--quiet"])
+        == 65
+    )
     (quiet,) = launches
     assert quiet.quiet
     assert quiet.config.metrics.progress == "off"
     assert quiet.request.script_args == (("-v",) if command[0] == "run" else ())
     assert capsys.readouterr().out == ""
-    assert main([*command, "--json", "-v", "--epochs", "2"]) == ExitCode.JOB
+    assert main([*command, "--json", "--verbose", "--epochs", "2"]) == ExitCode.JOB
     said = capsys.readouterr()
     assert json.loads(said.out)["exit_code"] == 65
     assert "  --epochs" in said.err
@@ -127,6 +130,6 @@ def test_of_scripts(
 def test_quiet_goes_along_to_a_cluster(
     command: list[str], launches: list[Launch], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "-q", "--on", "slurm", "--dry-run"]) == ExitCode.DONE
+    assert main([*command, "--quiet", "--on", "slurm", "--dry-run"]) == ExitCode.DONE
     assert "--quiet" in capsys.readouterr().out
     assert not launches

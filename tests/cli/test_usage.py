@@ -41,12 +41,8 @@ _WRONG = [
         "train digits --max-epochs 8",
         r"Did you mean '--epochs'\? paceline train digits --help-all lis",
     ),
-    (
-        "train digits --num-workers 8",
-        r"may be --loader-workers \(Processes.* or --workers \(Worker p",
-    ),
-    ("train digits --batch-size 0", r"--global-batch is 0: it must be at least 1"),
-    ("train digits --learning-rate fast", r"--learning-rate is 'fast'; it must be a number"),
+    ("train digits --global-batch 0", r"--global-batch is 0: it must be at least 1"),
+    ("train digits --lr fast", r"--lr is 'fast'; it must be a number"),
     ("train digits --optimizer adm", r'"adm" for --optimizer. Choose from: "sgd", "adam"'),
     ("train digits --optimizer adam --momentum 0.9", r"adam has no --momentum.*sgd, lars"),
     ("train digits --epochs x", r"--epochs is 'x'; it must be a whole number. See paceline train"),
@@ -59,7 +55,7 @@ _WRONG = [
     ("train digits --powersgd-rank 4", r"--powersgd-rank has no effect with --sync allreduce"),
     ("train digits --sync powersgd --sync-precision bf16", r"--sync-precision has no effect"),
     ("train digits --compile-mode reduce-overhead", r"reduce-overhead needs --compile"),
-    ("train synthetic --patience 1", r"--target-epochs has no effect without --target-accuracy"),
+    ("train synthetic --patience 1", r"--patience has no effect without --target-accuracy"),
     ("train digits --no-allow-different-hardware", r"has no effect without --shards"),
     ("train digits --init-method tcp://node0", r"which has no port. Write env://, tcp://HOST"),
     ("train digits --workers 2000", r"2000 is more than one machine can start: at most 124"),
@@ -245,10 +241,8 @@ def test_dashes_and_underscores_are_one_in_every_command(
     Path("mine.py").touch()
     for words, told in (
         ("train digits --target_accuracy", "--target-accuracy has no value. See"),
-        ("train digits --num_workers 8", "may be --loader-workers"),
         ("train digits --no_drop_last yes", "--no-drop-last takes no value"),
-        ("run mine.py --learning_rate 8", "a script chooses its optimizer, learning rate"),
-        ("run mine.py --batch_size=8", "Paceline's own is --global-batch"),
+        ("run mine.py --lr_scaling 8", "a script chooses its optimizer, learning rate"),
         ("resume file:///nowhere/run --run_dir=a --epochs x", "there is no run at file:///nowhere"),
     ):
         assert main(words.split()) == ExitCode.USAGE, words
@@ -309,11 +303,10 @@ def test_a_scripts_own_names_are_not_taken_for_ours(
 ) -> None:
     (tmp_path / "mine.py").touch()
     for word, why in (
-        ("--batch-size", "Paceline's own is --global-batch. "),
+        ("--batch-size", ""),
         ("--output-dir", ""),
-        ("--num-workers", "Paceline's own is --loader-workers or --workers. "),
+        ("--num-workers", ""),
         ("--lr", "a script chooses its optimizer, learning rate and loss itself. "),
-        ("--learning-rate", "a script chooses its optimizer, learning rate and loss itself. "),
     ):
         assert main(["run", "mine.py", word, "8"]) == ExitCode.USAGE
         said = capsys.readouterr().err

@@ -130,7 +130,7 @@ def helped() -> set[str]:
         for action in aws._OPTIONS:
             main(["aws", action, "--help"])
     recipes = [argument for name in BUILT_IN.values() for argument in load_recipe(name).arguments()]
-    names = {name.replace("_", "-") for each in recipes for name in each.own_names}
+    names = {each.name.replace("_", "-") for each in recipes}
     return names | set(re.findall(r"--([a-z][a-z0-9-]+)", text.getvalue()))
 
 

@@ -11,16 +11,14 @@ from paceline.options.fields import OptionField, OptionValue
 from paceline.training.config import TrainConfig
 
 
-def _option(name: str, annotation: object, default: OptionValue, *aliases: str) -> OptionField:
-    return OptionField(
-        name=name, annotation=annotation, default=default, help="It.", group="A", aliases=aliases
-    )
+def _option(name: str, annotation: object, default: OptionValue) -> OptionField:
+    return OptionField(name=name, annotation=annotation, default=default, help="It.", group="A")
 
 
 _OPTIONS = (
     CONFIG,
     _option("epochs", int, 10),
-    _option("lr", float, 0.1, "learning_rate"),
+    _option("lr", float, 0.1),
     _option("base_batch", int | None, 8),
     _option("schedule", Literal["none", "cosine"], "cosine"),
     _option("betas", tuple[float, float] | None, None),
@@ -44,7 +42,7 @@ def test_values_of_each_type() -> None:
     found = _read(
         """
         epochs = 3
-        "learning-rate" = 1
+        "lr" = 1
         base_batch = "none"
         schedule = "none"
         betas = [0.9, 0.99]
@@ -73,7 +71,7 @@ def test_the_command_line_counts_before_the_environment_before_the_file(
 ) -> None:
     monkeypatch.setenv("PACELINE_EPOCHS", "4")
     monkeypatch.setenv("PACELINE_LR", "0.4")
-    found = _read("epochs = 3\nlr = 0.3\nbase-batch = 3\n", "--learning-rate", "0.5")
+    found = _read("epochs = 3\nlr = 0.3\nbase-batch = 3\n", "--lr", "0.5")
     assert (found.values["lr"], found.values["epochs"], found.values["base_batch"]) == (0.5, 4, 3)
     assert found.sources["lr"] == "command line"
     assert found.sources["epochs"] == "environment"
@@ -111,7 +109,7 @@ def test_a_time_without_its_unit_is_read_as_on_a_command_line() -> None:
             "schedule = 'line'",
             r"job.toml:1: schedule is text \('line'\); it should be one of none, c",
         ),
-        ("lr = 1\nlearning_rate = 1", r"^job.toml:2: learning_rate is given before: job.toml:1$"),
+        ("base-batch = 1\nbase_batch = 1", r"^job.toml:2: base_batch is given before: job.toml:1$"),
         ("\n[train]\nlr = 1", r"^job.toml:2: \[train\] is a table; settings stand alone"),
         ("config = 'a'", r"^job.toml:1: unknown setting 'config'"),
         ("lr = 1\nlr == 2", r"--config job.toml isn't TOML: .*line 2"),

@@ -1,11 +1,10 @@
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 
 from paceline.errors import UsageError
 from paceline.options.fields import (
-    accepted_names,
     check_names,
     closest_names,
     fits,
@@ -84,33 +83,6 @@ def test_a_long_list_of_names_is_elsewhere() -> None:
     assert unknown_name("x", many, "option", all_in="--help-all lists all") == (
         "unknown option 'x'. --help-all lists all"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Named:
-    """Options that people call by other names."""
-
-    lr: float = field(default=0.1, metadata={"aliases": ("rate", "speed")})
-    """The rate."""
-
-    patience: int = field(default=1, metadata={"shown": "target_epochs"})
-    """How long."""
-
-    readers: int = field(default=1, metadata={"aliases": ("num", "speed")})
-    """How many."""
-
-
-def test_names_and_aliases() -> None:
-    options = option_fields(Named, "Some")
-    names = accepted_names(options)
-    assert names == {
-        "lr": ("lr", "rate"),
-        "patience": ("target_epochs", "patience"),
-        "readers": ("readers", "num"),
-    }
-    own = replace(options[0], name="rate", aliases=())  # a recipe's argument of that name
-    assert accepted_names([*options, own])["lr"] == ("lr",)
-    assert accepted_names([*options, own])["rate"] == ("rate",)
 
 
 @pytest.mark.parametrize(

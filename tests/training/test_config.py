@@ -4,7 +4,7 @@ from paceline.errors import UsageError
 from paceline.launch.restart_policy import Policy, StopGrace
 from paceline.options.fields import OptionValue
 from paceline.recipes.registry import BUILT_IN
-from paceline.training.config import TrainConfig, merge, setting_named, shown_name, training_options
+from paceline.training.config import TrainConfig, merge, training_options
 from paceline.training.recipe import load_recipe
 
 DIGITS = load_recipe(BUILT_IN["digits"]).settings
@@ -24,22 +24,6 @@ def test_settings_and_back() -> None:
     assert {name: settings[name] for name in given} == given
     assert settings.keys() == training_options().keys()
     assert TrainConfig.from_settings(settings) == config
-
-
-@pytest.mark.parametrize(
-    ("name", "stored", "shown"),
-    [
-        ("target_epochs", "patience", "target_epochs"),
-        ("patience", "patience", "target_epochs"),
-        ("lr", "lr", "lr"),
-        ("hidden", "hidden", "hidden"),  # a recipe's
-    ],
-)
-def test_names_in_run_json_and_those_that_the_help_shows(
-    name: str, stored: str, shown: str
-) -> None:
-    assert setting_named(name) == stored
-    assert shown_name(stored) == shown
 
 
 def test_lists_from_json_become_tuples() -> None:
@@ -100,7 +84,7 @@ def test_an_unknown_optimizer_lists_the_known() -> None:
     ("settings", "message"),
     [
         ({"epochs": 0}, "--epochs must be at least 1, not 0"),
-        ({"patience": 0}, "--target-epochs"),
+        ({"patience": 0}, "--patience"),
         ({"early_stopping": 0}, "--early-stopping"),
         ({"target_accuracy": 97.5}, "between 0 and 1, not 97.5"),
         ({"target_accuracy": 0.0}, "between 0 and 1"),

@@ -34,7 +34,6 @@ def output_options(quiet: str, verbose: str, as_json: str) -> tuple[OptionField,
             default=False,
             help=text,
             group="Output",
-            aliases=() if name == "json" else (name[0],),
         )
         for name, text in texts.items()
     )
@@ -147,9 +146,8 @@ def changed_settings(request: TrainRequest, given: Mapping[str, str]) -> list[st
         if value != defaults.get(name) or given.get(name, "run") != "run"
     }
     shown |= {n: v for n, v in request.arguments.items() if n in given}
-    names = {name: flag(option.own_names[0]) for name, option in training_options().items()}
     rows = [
-        (names.get(name, flag(name)), show_value(value), f"({given.get(name, 'recipe')})")
+        (flag(name), show_value(value), f"({given.get(name, 'recipe')})")
         for name, value in shown.items()
     ]
     return [f"  {line}" for line in aligned(rows, left=range(3))] if rows else []

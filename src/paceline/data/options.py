@@ -1,6 +1,6 @@
 """Options of the data: how large a batch is, how it is read. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline.errors import UsageError
 from paceline.options.fields import check_at_least
@@ -15,7 +15,7 @@ DEFAULT_GLOBAL_BATCH = 64
 class DataOptions:
     """How samples become batches; the global batch is the contract, not the number of workers."""
 
-    global_batch: int | None = field(default=None, metadata={"aliases": ("batch_size",)})
+    global_batch: int | None = None
     """Samples that one optimizer step sees, over all workers together: not a worker's share. The
     default is the recipe's own."""
 
@@ -35,7 +35,7 @@ class DataOptions:
     drop_last: bool = False
     """Leave out the short batch at the end of an epoch. By default it is used, weighted exactly."""
 
-    loader_workers: int = field(default=2, metadata={"aliases": ("num_workers",)})
+    loader_workers: int = 2
     """Processes per worker that read and transform training samples, and as many for validation
     (0: none). Data sets kept in memory need and use none."""
 

@@ -1,6 +1,6 @@
 """Options of launching: how many workers, with how many threads, restarted how often."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import UsageError
@@ -19,7 +19,7 @@ else:
 class LaunchOptions:
     """Where and how often the worker processes are started."""
 
-    workers: int | None = field(default=None, metadata={"aliases": ("num_workers",)})
+    workers: int | None = None
     """Worker processes to start. Default: one per GPU, or 2 on a machine without (never more than
     its cores). More CPU workers than cores can be asked for; they share the cores."""
 

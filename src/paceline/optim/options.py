@@ -1,7 +1,7 @@
 """Options of the optimizer, its learning rate, warm-up, schedule and clipping. Imports no torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from paceline.errors import UsageError
@@ -37,7 +37,7 @@ class OptimOptions:
     """Optimizer: sgd, adam, adamw and adadelta are PyTorch's, novograd, lars and lamb are
     pytorch-optimizer's. The default is what most image networks are trained with."""
 
-    lr: float = field(default=0.1, metadata={"aliases": ("learning_rate",)})
+    lr: float = 0.1
     """Learning rate at the base batch, before scaling. 0.1 suits sgd; adam, adamw, novograd and
     lamb usually want about 0.001, adadelta up to 1."""
 

@@ -28,7 +28,6 @@ from paceline.options.config_file import CONFIG, check_config, read_config, with
 from paceline.options.fields import (
     OptionField,
     OptionValue,
-    accepted_names,
     check_values,
     closest_names,
     unknown_name,
@@ -231,11 +230,8 @@ def misspelt_variables(given: Iterable[str], options: Iterable[OptionField]) -> 
     Returns:
         A line for each.
     """
-    listed = list(options)
-    names = {name for known in accepted_names(listed).values() for name in known}
-    names |= {alias for option in listed for alias in option.aliases}
-    # Names of variables that are read, each with the option's own name.
-    known = {f"{_ENVIRONMENT_PREFIX}{name.upper()}": name for name in names}
+    # Names of variables that are read, each with the option's name.
+    known = {f"{_ENVIRONMENT_PREFIX}{option.name.upper()}": option.name for option in options}
     lines = []
     for variable in sorted(given):
         name = variable.removeprefix(_ENVIRONMENT_PREFIX)
@@ -275,7 +271,6 @@ def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Cal
     Args:
         brief: For help that says of a switch that is off only how it is switched on.
     """
-    names = accepted_names(options)
     groups = {option.group: Group.create_ordered(option.group) for option in options}
 
     def command(**given: OptionValue) -> None:
@@ -289,7 +284,7 @@ def callable_with(options: Sequence[OptionField], *, brief: bool = False) -> Cal
             annotation=Annotated[
                 strict(option.annotation),
                 Parameter(
-                    name=[flag(name) for name in names[option.name]],
+                    name=flag(option.name),
                     help=option.help,
                     group=groups[option.group],
                     show_env_var=False,
@@ -313,14 +308,7 @@ def _is_silent(option: OptionField, *, brief: bool) -> bool:
 
 def _unknown_option(error: UnknownOptionError, options: Sequence[OptionField], command: str) -> str:
     given = str(error.token.keyword or error.token.value) if error.token else "?"
-    flags = [flag(name) for names in accepted_names(options).values() for name in names]
-    aliases = [flag(alias) for option in options for alias in option.aliases]
-    # An alias that several options have is no flag; nor is one that is misspelt.
-    alias = next(iter(closest_names(given, [*flags, *aliases])), given)
-    meant = [o for o in options if alias not in flags and alias in map(flag, o.aliases)]
-    if meant:
-        ways = [f"{flag(o.name)} ({o.summary.partition('. ')[0].rstrip('.')})" for o in meant]
-        return f"{given} may be {in_words(ways, 'or')}: give one of these. See {command} --help"
+    flags = [flag(option.name) for option in options]
     text = unknown_name(given, flags, "option", all_in=f"{command} --help-all lists all")
     return text if text.endswith("lists all") else f"{text}. See {command} --help"
 
@@ -356,8 +344,7 @@ _GUESS = re.compile(r' Did you mean "(.*)"\?$')
 def _without_value(
     error: MissingArgumentError, given: str, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
-    names = accepted_names(options)
-    annotation = next((o.annotation for o in options if given in map(flag, names[o.name])), None)
+    annotation = next((o.annotation for o in options if given == flag(o.name)), None)
     # An option with several values has a tuple somewhere in its annotation.
     pairs = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is tuple]
     several = len(get_args(pairs[0])) if pairs else 1
@@ -378,9 +365,7 @@ def _unexpected(
     error: UnusedCliTokensError, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
     words = list(error.unused_tokens or ())
-    names = accepted_names(options)
-    bools = [o for o in options if bool in (o.annotation, *get_args(o.annotation))]
-    switches = {flag(name) for option in bools for name in names[option.name]}
+    switches = {flag(o.name) for o in options if bool in (o.annotation, *get_args(o.annotation))}
     place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
     before = tokens[place - 1] if place else ""
     # A switch with a value: `--drop-last true`.

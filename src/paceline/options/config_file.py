@@ -16,7 +16,6 @@ from paceline.files import describe_json, read_json_object, why_unreadable
 from paceline.options.fields import (
     OptionField,
     OptionValue,
-    accepted_names,
     fits,
     unknown_name,
 )
@@ -157,14 +156,13 @@ def check_config(
         UsageError: A name is unknown or there twice, or a value is of another type.
     """
     listed = {option.name: option for option in options}
-    names = {n: own for own, every in accepted_names(listed.values()).items() for n in every}
     settings: dict[str, tuple[str, Sequence[str]]] = {}
     for name, value in config.values.items():
-        own = names.get(name.replace("-", "_"))
-        if own is None and config.script is not None:
+        own = name.replace("-", "_")
+        if own not in listed and config.script is not None:
             continue  # what only recipes have: it stands there with its default
-        if own is None or own in (CONFIG.name, PRINT_CONFIG.name):
-            raise UsageError(f"{config.where(name)}: {_unknown(name, value, names)}")
+        if own not in listed or own in (CONFIG.name, PRINT_CONFIG.name):
+            raise UsageError(f"{config.where(name)}: {_unknown(name, value, listed)}")
         if own in settings:
             raise UsageError(f"{config.where(name)}: {name} is given before: {settings[own][0]}")
         option = listed[own]
@@ -177,7 +175,7 @@ def check_config(
     return settings
 
 
-def _unknown(name: str, value: object, names: Mapping[str, str]) -> str:
+def _unknown(name: str, value: object, names: Iterable[str]) -> str:
     if isinstance(value, dict):
         return f"[{name}] is a table; settings stand alone, a line such as `lr = 0.1` for each"
     shown = [known.replace("_", "-") for known in names]

@@ -8,7 +8,6 @@ import difflib
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
@@ -54,17 +53,8 @@ class OptionField:
     """Whether it is an option of Paceline; an argument of a recipe means what its author says."""
     is_basic: bool = True
     """Whether `--help` shows it; `--help-all` shows every option."""
-    shown: str = ""
-    """The name that `--help` shows first, where it isn't `name`."""
-    aliases: tuple[str, ...] = ()
-    """Other names that people type. One that several options have is refused, and these named."""
     shows_default: bool = True
     """Whether help shows the default; otherwise its text says what it depends on."""
-
-    @property
-    def own_names(self) -> tuple[str, ...]:
-        """Its names on the command line, in the environment and in files, without aliases."""
-        return tuple(name for name in (self.shown, self.name) if name)
 
     @property
     def summary(self) -> str:
@@ -74,7 +64,7 @@ class OptionField:
 
 
 def flag(name: str) -> str:
-    """Write an option's name as a flag: `--batch-size`, and with one letter `-q`."""
+    """Write an option's name as a flag: `--global-batch`, and with one letter `-k`."""
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
@@ -114,8 +104,8 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
 
     Args:
         component: A frozen dataclass whose fields all have defaults and docstrings. What is known
-            at run time alone comes after the docstring, from a field's metadata `help`; `shown`,
-            `aliases` and another `group` are from there, too.
+            at run time alone comes after the docstring, from a field's metadata `help`;
+            another `group` is from there, too.
         group: The heading for `--help`.
 
     Raises:
@@ -135,8 +125,6 @@ def option_fields(component: type, group: str) -> tuple[OptionField, ...]:
                 default=field.default,
                 help=text,
                 group=field.metadata.get("group", group),
-                shown=field.metadata.get("shown", ""),
-                aliases=field.metadata.get("aliases", ()),
             )
         )
     return tuple(listed)
@@ -169,21 +157,6 @@ _Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 @lru_cache(maxsize=1)  # a module's classes are read one after the other
 def _syntax_tree(module: str) -> ast.Module:
     return ast.parse(inspect.getsource(sys.modules[module]))
-
-
-def accepted_names(options: Iterable[OptionField]) -> dict[str, tuple[str, ...]]:
-    """Give the names that each option goes by among these, the one to show first.
-
-    An alias that is another option's name, or that several of them have, isn't among them.
-
-    Returns:
-        By the option's Python name.
-    """
-    listed = list(options)
-    held = Counter(name for o in listed for name in {*o.own_names, *o.aliases})
-    return {
-        o.name: (*o.own_names, *(alias for alias in o.aliases if held[alias] == 1)) for o in listed
-    }
 
 
 def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:

@@ -1,14 +1,13 @@
 """What a script and the command line say about a training, put together."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from paceline.distributed.environment import detect_launchers, read_environment
 from paceline.errors import UsageError
 from paceline.options.command_line import flag, misspelt_variables, note, read_options
 from paceline.options.fields import OptionField, OptionValue, unknown_name
-from paceline.options.figures import listed as in_words
-from paceline.training.config import OF_RECIPES, shown_name, training_options
+from paceline.training.config import OF_RECIPES, training_options
 
 _WHY_NOT = "a script chooses its optimizer, learning rate and loss itself"
 
@@ -24,14 +23,11 @@ _OF_THE_LOOP = {
 def script_options() -> Mapping[str, OptionField]:
     """Options of a training that a script of one's own has as well.
 
-    Not those of optimizer, learning rate and loss: these the script makes itself. And no aliases:
-    `--batch-size` would most likely be meant for the script. Of those that its own calls
-    may settle, the help says so in the place of a default.
+    Not those of optimizer, learning rate and loss: these the script makes itself. Of those
+    that its own calls may settle, the help says so in the place of a default.
     """
     options = {
-        name: replace(option, aliases=())
-        for name, option in training_options().items()
-        if name not in OF_RECIPES
+        name: option for name, option in training_options().items() if name not in OF_RECIPES
     }
     return options | {
         name: replace(options[name], shows_default=False, help=text)
@@ -40,7 +36,7 @@ def script_options() -> Mapping[str, OptionField]:
 
 
 def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
-    """Refuse options that recipes alone have, and other names of options: a script may mean both.
+    """Refuse options that recipes alone have: a script may have its own of that name.
 
     Args:
         tokens: The command line, without the script's arguments.
@@ -49,27 +45,11 @@ def refuse_of_recipes(tokens: Iterable[str], hint: str) -> None:
     Raises:
         UsageError: One of them was given.
     """
-    own = {flag(name) for option in script_options().values() for name in option.own_names}
+    refused = set(map(flag, OF_RECIPES))
     for token in tokens:
         given = token.partition("=")[0]
-        # Values, as of --allow-change, may be names of options.
-        meant = _meant_by(given) if given.startswith("-") and given not in own else []
-        if meant:
-            raise UsageError(f"unknown option {given!r}: {_why(meant, flag)}. {hint}")
-
-
-def _meant_by(given: str) -> list[str]:
-    """Name the options of a training that have this name or flag, also as another name."""
-    name = flag(given.lstrip("-"))
-    options = training_options().items()
-    return [n for n, o in options if name in map(flag, (*o.own_names, *o.aliases))]
-
-
-def _why(meant: Sequence[str], write: Callable[[str], str]) -> str:
-    """Say why a name isn't one for a script, and what is."""
-    if meant[0] in OF_RECIPES:
-        return _WHY_NOT
-    return f"Paceline's own is {in_words(list(map(write, meant)), 'or')}"
+        if given in refused:
+            raise UsageError(f"unknown option {given!r}: {_WHY_NOT}. {hint}")
 
 
 def warn_of_variables(options: Iterable[OptionField], *, is_script: bool = False) -> None:
@@ -107,18 +87,19 @@ def settled(
     """
     known = script_options()
     for name in script:
-        if name not in known and (meant := _meant_by(name)):
-            why = _why(meant, str)
-            raise UsageError(f"paceline.session(): unknown option {name!r}: {why}")
+        if name in OF_RECIPES:
+            raise UsageError(f"paceline.session(): unknown option {name!r}: {_WHY_NOT}")
         if name not in known:
             every = "`paceline run --help-all` lists all"
             unknown = unknown_name(name, known, "option", all_in=every)
             raise UsageError(f"paceline.session(): {unknown}")
     for name, value in script.items():
-        if name in given and given[name] != value and name != "progress":  # `-q` switches it off
+        if (
+            name in given and given[name] != value and name != "progress"
+        ):  # `--quiet` switches it off
             raise UsageError(
                 f"the script says {name}={value!r}, and the command line or the environment says "
-                f"{flag(shown_name(name))} {given[name]}: leave it out in one of the two places, "
+                f"{flag(name)} {given[name]}: leave it out in one of the two places, "
                 "or put what is meant for the script after --"
             )
     return {**script, **given}

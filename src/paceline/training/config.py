@@ -142,21 +142,9 @@ def training_options() -> Mapping[str, OptionField]:
     return listed
 
 
-def shown_name(name: str) -> str:
-    """Give the name under which `--help` lists a setting; other names stay."""
-    option = training_options().get(name)
-    return option.own_names[0] if option else name
-
-
 def typed_name(name: str) -> str:
-    """Give that name as it is typed: with dashes, as all names are."""
-    return shown_name(name).replace("_", "-")
-
-
-def setting_named(name: str) -> str:
-    """Give the name that a setting has in `run.json`, by that or the one `--help` shows."""
-    options = training_options().values()
-    return next((option.name for option in options if name in option.own_names), name)
+    """Give a setting's name as it is typed: with dashes, as all names are."""
+    return name.replace("_", "-")
 
 
 def compare_given(

@@ -1,6 +1,6 @@
 """Options of the training loop, and of how a step is computed."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.errors import UsageError
@@ -23,7 +23,7 @@ class LoopOptions:
     """Stop once the validation accuracy (0 to 1) has reached this; `none` turns a recipe's own
     target off."""
 
-    patience: int = field(default=1, metadata={"shown": "target_epochs"})
+    patience: int = 1
     """How many epochs in a row must meet the target accuracy."""
 
     early_stopping: int | None = None
@@ -55,7 +55,7 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         _at_least_1("--epochs", self.epochs)
-        _at_least_1("--target-epochs", self.patience)
+        _at_least_1("--patience", self.patience)
         _at_least_1("--early-stopping", self.early_stopping)
         if self.check_every is not None and self.check_every < 0:
             raise UsageError(f"--check-every must be at least 0, not {self.check_every}")

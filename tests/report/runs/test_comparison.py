@@ -110,7 +110,7 @@ def test_counts_are_grouped_and_settings_have_the_names_of_the_help(make_run: Ma
     large = {"settings": {"patience": 3}, "derived": {"parameters": 5678901}}
     shown = compared(make_run("a", run=small), make_run("b", run=large))
     assert {row.label: row.cells for row in shown.settings} == {
-        "target-epochs": ("1", "3"),
+        "patience": ("1", "3"),
         "parameters": ("1,234", "5,678,901"),
     }
 

@@ -128,7 +128,7 @@ def test_an_unknown_name_to_allow_lists_the_known(run: RunDirectory) -> None:
         PreviousRun.read(run).changed({}, ["target_acuracy"])
     with pytest.raises(UsageError, match=r"all the same: --allow-change label-smoothing$"):
         PreviousRun.read(run).changed({"label_smoothing": 0.3}, [])
-    with pytest.raises(UsageError, match=r"(?s)--target-epochs: .*--allow-change target-epochs$"):
+    with pytest.raises(UsageError, match=r"(?s)--patience: .*--allow-change patience$"):
         PreviousRun.read(run).changed({"patience": 30}, [])
 
 

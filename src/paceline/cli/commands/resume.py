@@ -48,8 +48,6 @@ from paceline.runtime.spec import Launch
 from paceline.training.config import (
     TrainConfig,
     TrainRequest,
-    setting_named,
-    shown_name,
     training_options,
 )
 from paceline.training.recipe import load_recipe
@@ -341,7 +339,7 @@ def _refuse_of_script(past: PreviousRun, given: Mapping[str, OptionValue]) -> No
         is_scripts_own = option is not None and name not in past.given and before != option.default
         if is_scripts_own and before is not None and before != value:
             raise UsageError(
-                f"the script itself says {name}={before}, so that {flag(shown_name(name))} "
+                f"the script itself says {name}={before}, so that {flag(name)} "
                 f"{value} would contradict it: change it there, or its arguments ({_OTHER_ARGS})"
             )
 
@@ -361,7 +359,7 @@ def _resume(
     # PACELINE_NAME and the like are for new trainings as well: only what was typed counts.
     given, typed = parsed.values, parsed.typed()
     if not _is_one_of_several(request.command) and _is_finished(run, past, request):
-        ignored = [flag(shown_name(name)) for name in given if name in typed]
+        ignored = [flag(name) for name in given if name in typed]
         return _print_finished(run, past, request, ignored, output)
     if config.launch.on in launchers():
         output.refuse_json(config.launch.on)
@@ -488,7 +486,7 @@ def _print_finished(
 
 def _names(allowed: object) -> list[str]:
     listed = allowed if isinstance(allowed, tuple | list) else ()
-    return [setting_named(str(name).replace("-", "_")) for name in listed]
+    return [str(name).replace("-", "_") for name in listed]
 
 
 def _warn_of_missing_snapshot(run: RunDirectory, step: int, *, alone: bool) -> None:

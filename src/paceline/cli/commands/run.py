@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from paceline.cli.cluster_submit import cluster_options, take_cluster_choice
@@ -46,8 +45,7 @@ def main(tokens: Sequence[str]) -> int:
 
     # The script, its own arguments, and options before or behind it.
     own, arguments = part_script_args(tokens)
-    run_dir = replace(RUN_DIR, aliases=())  # as `script_options` has it
-    own_options = [run_dir, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
+    own_options = [RUN_DIR, CONFIG, PRINT_CONFIG, *TRAIN_OUTPUT, *cluster_options()]
     options = [*script_options().values(), *own_options]
     if wants_help(own):
         show_help(_USAGE, _ABOUT, options, own)

@@ -43,7 +43,6 @@ RUN_DIR = OptionField(
     help="Directory that the training leaves behind; must be new or empty. "
     "Default: runs/NAME-TIME, where NAME is --name or the recipe's.",
     group="Output",
-    aliases=("output_dir",),
 )
 
 _WHICH = (
@@ -217,7 +216,7 @@ def print_config(request: TrainRequest) -> None:
         value = settings[name]
         is_set = name in request.settings and (value != option.default or name in request.given)
         mark = "" if is_set and _counts(config, name) else "# "
-        print(f"{mark}{as_toml(option.own_names[0], value)}")
+        print(f"{mark}{as_toml(name, value)}")
 
 
 def _counts(config: TrainConfig, name: str) -> bool:
@@ -246,7 +245,7 @@ def read_recipe_options(
     """
     options = with_defaults(training_options(), recipe.settings)
     arguments = recipe.arguments()
-    reserved = {name for option in (*options, *extra) for name in option.own_names}
+    reserved = {option.name for option in (*options, *extra)}
     # An argument by an option's name could be given for neither.
     for argument in arguments:
         if argument.name in reserved:

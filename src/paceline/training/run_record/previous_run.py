@@ -12,7 +12,7 @@ from paceline.launch.options import LaunchOptions
 from paceline.metrics.options import MetricsOptions
 from paceline.options.fields import OptionValue, flag, unknown_name
 from paceline.results.run_directory import RunDirectory
-from paceline.training.config import Kind, TrainConfig, shown_name, training_options, typed_name
+from paceline.training.config import Kind, TrainConfig, training_options, typed_name
 
 FREE = frozenset(
     field.name
@@ -225,10 +225,7 @@ def _tuples(values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
 def _refusal(
     refused: Sequence[tuple[str, OptionValue, OptionValue]], way_on: Callable[[str], str]
 ) -> str:
-    lines = [
-        f"  {flag(shown_name(name))}: the run has {old}, you give {new}"
-        for name, old, new in refused
-    ]
+    lines = [f"  {flag(name)}: the run has {old}, you give {new}" for name, old, new in refused]
     fixed = [name for name, _, _ in refused if name in FIXED]
     exact = [name for name, _, _ in refused if name in WITH_SHARDS]
     other = [name for name, _, _ in refused if name not in {*FIXED, *exact}]

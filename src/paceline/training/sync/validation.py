@@ -125,7 +125,7 @@ def refuse_idle(config: TrainConfig, given: Collection[str]) -> None:
     # Options that only matter together with another one.
     if "patience" in effective and config.loop.target_accuracy is None:
         raise UsageError(
-            "--target-epochs has no effect without --target-accuracy: it says how many epochs in a "
+            "--patience has no effect without --target-accuracy: it says how many epochs in a "
             "row must meet it. To stop when nothing improves, give --early-stopping"
         )
     if "allow_different_hardware" in effective and config.data.shards is None:

@@ -355,11 +355,12 @@ _ELSEWHERE: Mapping[str, str] = {
         "num-processes",
         "device": "accelerator cpu gpu cuda use-cpu no-cuda",
         "precision": "amp use-amp fp16 bf16 half mixed-precision",
-        "global-batch": "bs train-batch-size",
+        "global-batch": "bs batch-size train-batch-size",
         "batch-per-worker": "per-device-batch-size per-device-train-batch-size",
         "max-batch-per-worker": "accum-iter accumulation-steps gradient-accumulation-steps "
         "accumulate-grad-batches",
         "epochs": "num-train-epochs n-epochs",
+        "lr": "learning-rate base-lr",
         "weight-decay": "wd",
         "clip-norm": "clip-grad grad-clip gradient-clip-val max-grad-norm max-norm",
         "loader-workers": "dataloader-num-workers",

@@ -242,6 +242,7 @@ def test_a_misspelt_variable_is_noticed_and_others_are_left_alone(
     for name in INTERNAL_VARIABLES - {"PACELINE_ATTEMPT", "PACELINE_NODE", "PACELINE_REQUEST"}:
         monkeypatch.setenv(name, "1")
     misspelt = [
+        "PACELINE_BATCH_SIZE sets nothing: did you mean PACELINE_GLOBAL_BATCH?",
         "PACELINE_EPOCH sets nothing: did you mean PACELINE_EPOCHS?",
         "PACELINE_GLOBALBATCH sets nothing: did you mean PACELINE_GLOBAL_BATCH?",
     ]

@@ -63,7 +63,7 @@ def test_unknown_names() -> None:
         ("--max-epochs", ["--epochs"]),
         ("--warmup", ["--warmup-epochs", "--warmup-steps"]),
         ("--workers_num", []),
-        ("--learning-rate", []),
+        ("--learning-rate", ["--lr"]),
         ("--image-size", []),
         ("--lr-scalin", ["--lr-scaling"]),
         ("--batch", ["--base-batch", "--batch-per-worker", "--global-batch"]),

@@ -119,7 +119,7 @@ IDIOMS = (
         kind="Siamese network, a data set that draws its pairs",
         new=8,
         gone=3,
-        watch="nothing: samples are seeded by index and epoch",
+        watch="nothing: samples are seeded by epoch and position in its order",
     ),
     Idiom(
         name="super_resolution",

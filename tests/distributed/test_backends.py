@@ -124,7 +124,8 @@ def test_the_stand_in_refuses_everything_else(tmp_path: Path) -> None:
 
     def body(outer: Group) -> int:
         under_the_stand_in(package, outer, store)
-        with joined(current_placement(), CPU, "smddp", 60.0):
+        with joined(current_placement(), CPU, "smddp", 60.0) as group:
+            group.barrier()  # a rank that leaves ends what the other still connects
             for call in refused:
                 with pytest.raises(RuntimeError, match="SMDDP does not support"):
                     call()

@@ -72,6 +72,8 @@ class Drawn:
     """Samples of the global batch, where it is known."""
     part: int = 0
     """The shard, where a session has several."""
+    finite: bool = True
+    """Whether all of its floating-point numbers are."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,11 @@ class Drew:
     """Random numbers were drawn, from generators in this state."""
 
     by: str
-    """`dropout` or `data`."""
+    """`dropout`: the first one of a step; `step`: anything else in a step; `data 0`: a data set, in
+    reader process 0."""
     state: str
+    step: int = 0
+    """Steps taken before."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,20 @@ class Backward:
     weight: float = 1.0
     synced: bool | None = None
     """Whether DistributedDataParallel is going to combine its gradients; None without it."""
+    fed: tuple[tuple[int, int], ...] = ()
+    """Open passes, each a loader and a number, with batches that no backward pass came after yet;
+    those apart that were only evaluated."""
+    adds: bool = False
+    """Whether a parameter that it reaches has a gradient already, which isn't zero."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Weights that no optimizer has, and that need no gradient, changed within a step."""
+
+    names: tuple[str, ...]
+    at: str
+    """`file:line` of the backward pass that came after."""
 
 
 @dataclass(frozen=True)
@@ -182,9 +201,11 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A GradScaler is about to take a step."""
+    """A GradScaler was asked for a step."""
 
     scale: float
+    skipped: bool = False
+    """Whether it has skipped the step, since gradients weren't finite."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +239,35 @@ class Printed:
 
 
 @dataclass(frozen=True)
+class Wrote:
+    """The script has opened a file below its working directory to write, for the first time."""
+
+    path: str
+    """From the working directory."""
+    at: str
+    before_group: bool
+    """Whether the ranks had no process group yet."""
+
+
+@dataclass(frozen=True)
+class FileRead:
+    """The script has opened a checkpoint, or another file of tensors, that it hasn't written."""
+
+    path: str
+    """From the working directory, where it is below that."""
+    at: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model was given weights by load_state_dict(strict=False), and not all names matched."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    at: str
+
+
+@dataclass(frozen=True)
 class Ended:
     """The training's end, in order."""
 
@@ -235,6 +285,7 @@ Event = (
     | PassEnded
     | Drew
     | Backward
+    | Moved
     | Stepped
     | Normalised
     | ModeChanged
@@ -248,6 +299,9 @@ Event = (
     | Combined
     | Placed
     | Printed
+    | Wrote
+    | FileRead
+    | Loaded
     | Ended
 )
 _KINDS: Mapping[str, type] = {kind.__name__: kind for kind in Event.__args__}
@@ -285,4 +339,6 @@ def _read(path: Path) -> Iterator[Event]:
 def _restored(name: str, value: object) -> object:
     if name in ("before", "gradients", "weights") and isinstance(value, list):
         return tuple(TensorSketch(**v) if isinstance(v, dict) else v for v in value)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return value

@@ -52,10 +52,15 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
         tensor: Any shape, dtype and device; not changed.
         whole: Also norm and sketch.
     """
-    flat = gathered(tensor.detach()).to("cpu").contiguous().reshape(-1)
+    whole_tensor = gathered(tensor.detach())
+    if whole_tensor.layout != torch.strided:
+        whole_tensor = whole_tensor.to_dense()
+    flat = whole_tensor.to("cpu").contiguous().reshape(-1)
     sha256 = hash_of(flat, f"{tensor.dtype} {tuple(tensor.shape)}")
     if not whole:
         return TensorSketch(sha256)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
     buckets, squares = torch.zeros(BUCKETS, dtype=torch.float64), 0.0
     for number, start in enumerate(range(0, flat.numel(), _BLOCK)):
         block = flat[start : start + _BLOCK].to(torch.float64)  # (up to _BLOCK,)
@@ -100,18 +105,16 @@ def distance(one: TensorSketch, other: TensorSketch) -> float:
     if one.sha256 == other.sha256:
         return 0.0
     pairs = zip(_unpacked(one), _unpacked(other), strict=True)
-    return math.sqrt(sum((a - b) ** 2 for a, b in pairs))
+    return math.hypot(*(a - b for a, b in pairs))
 
 
 def relative_distance(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> float:
     """Estimate how far two lists of tensors are apart, relative to the first one's norm."""
-    apart = size = 0.0
-    for one, other in pairs:
-        apart += distance(one, other) ** 2
-        size += one.norm**2
+    found = [(distance(one, other), one.norm) for one, other in pairs]
+    apart, size = math.hypot(*(d for d, _ in found)), math.hypot(*(norm for _, norm in found))
     if apart == 0:
         return 0.0
-    return math.sqrt(apart / size) if size > 0 else math.inf
+    return apart / size if size else math.inf
 
 
 def best_factor(pairs: Iterable[tuple[TensorSketch, TensorSketch]]) -> tuple[float, float]:
@@ -174,6 +177,11 @@ def content_hashes(content: object, samples: int) -> tuple[str, ...]:
     if not columns or not rows:
         return ()
     return tuple(_hashes([column[row] for column in columns]) for row in range(rows))
+
+
+def all_finite(content: object) -> bool:
+    """Return whether all floating-point tensors of a batch are finite."""
+    return all(bool(t.isfinite().all()) for t in _tensors(content) if t.is_floating_point())
 
 
 def contents_match(one: str, other: str) -> bool:

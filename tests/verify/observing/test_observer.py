@@ -1,6 +1,8 @@
 """What a worker's witness writes down, of Paceline's session and of a plain script."""
 
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +21,20 @@ from paceline.verify.events import (
     Drawn,
     Drew,
     Evaluated,
+    Event,
     EventWriter,
+    FileRead,
+    Loaded,
     ModelBuilt,
     Monitored,
+    Moved,
     Normalised,
     PassBegun,
     PassEnded,
     Printed,
+    Scaled,
     Stepped,
+    Wrote,
     read_events,
 )
 from paceline.verify.observing.observer import Observer, SessionHook
@@ -72,7 +80,7 @@ def test_a_session_tells_it_all(observer: Observer) -> None:
     assert set(handed.tensors) == {"weight", "bias"}
     assert isinstance(drawn, Drawn)
     assert (drawn.samples, drawn.total, drawn.trains) == (("3", "5"), 4, True)
-    assert backward == Backward(0.5, 0.25)
+    assert backward == Backward(0.5, 0.25, fed=((-1, 0),))
     position.epoch = 2
     with pytest.raises(EnoughSeenError):
         watcher.begin_step(9, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
@@ -189,3 +197,108 @@ def test_figures_that_a_schedule_follows_are_noted(observer: Observer) -> None:
         plateau.step(metrics=torch.tensor(0.25))
     noted = [e for e in read_events(observer.writer.path) if isinstance(e, Monitored)]
     assert noted == [Monitored(0.5), Monitored(0.25)]
+
+
+def noted(observer: Observer, *kinds: type[Event]) -> list[Event]:
+    return [e for e in read_events(observer.writer.path) if isinstance(e, kinds)]
+
+
+def test_a_backward_pass_says_what_it_was_fed_and_what_it_adds_to(observer: Observer) -> None:
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
+    with watched(observer):
+        loader = DataLoader(TensorDataset(torch.tensor([[1.0], [torch.nan]])))
+        for (inputs,) in loader:
+            model(inputs).sum().backward()
+            other(inputs).sum().backward()  # reaches nothing of the first one's
+            model(inputs).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    backwards = [e for e in noted(observer, Backward) if isinstance(e, Backward)]
+    assert [len(e.fed) for e in backwards] == [1, 0, 0] * 2
+    assert [e.adds for e in backwards] == [False, False, True] * 2
+    drawn = [e for e in noted(observer, Drawn) if isinstance(e, Drawn)]
+    assert [e.finite for e in drawn] == [True, False]
+    steps = [e for e in noted(observer, Stepped) if isinstance(e, Stepped)]
+    norms = [mark.norm for e in steps[2:] for mark in e.gradients if mark is not None]
+    assert not any(map(math.isfinite, norms[:1] + norms[2:3]))
+
+
+@pytest.mark.parametrize("per_batch", [True, False])
+def test_a_teacher_that_moves_within_a_step_is_noted(observer: Observer, per_batch: bool) -> None:
+    student, teacher = nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(False)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with watched(observer):
+        for batch in range(4):
+            given = torch.ones(1, 1)
+            (student(given) - teacher(given)).square().sum().backward()
+            if batch % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            if per_batch or batch % 2:
+                teacher.weight.data.add_(0.5)
+    moved = noted(observer, Moved)
+    assert [e.names for e in moved if isinstance(e, Moved)] == [("weight",)] * (2 * per_batch)
+
+
+def test_files_of_interest_are_noted_once(
+    observer: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, records = tmp_path / "project", tmp_path / "records"
+    records.mkdir()
+    (project / "__pycache__").mkdir(parents=True)
+    torch.save({}, project / "old.pt")
+    monkeypatch.chdir(project)
+    observer.trial = replace(observer.trial, records=str(records))
+    with watched(observer):
+        for name in ("out.txt", "out.txt", "__pycache__/x.pyc", "../elsewhere.txt"):
+            Path(name).write_text("")
+        Path("out.txt").read_text()
+        torch.load("old.pt")
+        torch.save({}, "new.pt")
+        torch.load("new.pt")
+    Path("later.txt").write_text("")
+    wrote = [e for e in noted(observer, Wrote) if isinstance(e, Wrote)]
+    assert [(e.path, e.before_group) for e in wrote] == [("out.txt", True), ("new.pt", True)]
+    read = [e for e in noted(observer, FileRead) if isinstance(e, FileRead)]
+    assert [(e.path, code_at(e.at)) for e in read] == [("old.pt", 'torch.load("old.pt")')]
+
+
+def test_names_that_do_not_match_are_noted(observer: Observer) -> None:
+    model = nn.Linear(1, 1)
+    with watched(observer):
+        model.load_state_dict(model.state_dict(), strict=False)
+        model.load_state_dict({"other": torch.ones(1), "bias": torch.ones(1)}, strict=False)
+    (loaded,) = (e for e in noted(observer, Loaded) if isinstance(e, Loaded))
+    assert (loaded.missing, loaded.unexpected) == (("weight",), ("other",))
+
+
+def test_a_step_that_a_scaler_skips_is_known(observer: Observer) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(observer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for given in (1.0, torch.inf):
+            scaler.scale(model(torch.full((1, 1), given)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert noted(observer, Scaled) == [Scaled(4.0), Scaled(4.0, skipped=True)]
+
+
+def test_each_step_that_drops_out_or_draws_has_a_state(observer: Observer) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(observer):
+        for (inputs,) in DataLoader(TensorDataset(torch.ones(2, 1))):
+            (model(inputs) + torch.randn(1)).sum().backward()
+            optimizer.step()
+    drew = [e for e in noted(observer, Drew) if isinstance(e, Drew)]
+    assert [(e.by, e.step) for e in drew] == [
+        ("dropout", 0),
+        ("step", 0),
+        ("dropout", 1),
+        ("step", 1),
+    ]
+    assert len({e.state for e in drew}) > 2

@@ -1,6 +1,7 @@
 """Hooks around torch's DataLoader: which samples a script takes, in which order, drawn how."""
 
 import sys
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,27 +21,23 @@ from paceline.data.batch import Batch
 from paceline.training.batches.loader import Loader
 from paceline.verify.events import Drawn, Drew, PassBegun, PassEnded, Placed
 from paceline.verify.observing.observer import SESSION_LOADER, Observer
+from paceline.verify.observing.passes import Pass
 from paceline.verify.observing.rng_tracking import drawn_from, rng_states
 from paceline.verify.patching import Patches
 from paceline.verify.source_lines import caller
-from paceline.verify.tensor_sketch import content_hashes, hash_text, identity
-from paceline.verify.trial import EnoughSeenError
+from paceline.verify.tensor_sketch import all_finite, content_hashes, hash_text, identity
 
 _DEPTH = 16
 """Calls that tell two loaders of a library apart, which it makes in one place."""
-_MAX_EVALUATED = 200
-"""Batches of a pass without training."""
 
 
 @final
 @dataclass
-class _Pass:
+class _Loop:
+    """A pass as the hooks see it."""
+
     loader: DataLoader[object]
-    site: int
-    """Where the loader was made: the same on all ranks, and for one made anew in every epoch."""
-    number: int
-    first_step: int
-    drawn: int = 0
+    own: Pass
     waiting: deque[object] = field(default_factory=deque)
     """Indices of batches that were asked for and haven't come yet."""
 
@@ -59,12 +56,7 @@ class LoaderWatch:
     """How many loaders a place has made since one of them was used."""
     _places: dict[int, int] = field(default_factory=dict)
     """The place of each loader that isn't its first."""
-    _passes: Counter[int] = field(default_factory=Counter)
-    """How many passes have begun over the loaders of a site."""
-    _trained: Counter[int] = field(default_factory=Counter)
-    """How many of them were trained on."""
-    _open: "WeakKeyDictionary[object, _Pass]" = field(default_factory=WeakKeyDictionary)
-    _latest: _Pass | None = None
+    _open: "WeakKeyDictionary[object, _Loop]" = field(default_factory=WeakKeyDictionary)
     _early: list[object] = field(default_factory=list)
     """Indices that an iterator has asked for while it was made."""
 
@@ -119,11 +111,12 @@ class LoaderWatch:
         begun = self._begin(loader)
         iterator = original(loader)
         if iterator in self._open:  # persistent workers: the last pass's, which has prefetched
-            begun.waiting = self._open[iterator].waiting
+            before = self._open[iterator]
+            begun.waiting, before.own.is_over = before.waiting, True
         elif self._early:
             begun.waiting.extend(self._early)
         self._early.clear()
-        self._open[iterator] = begun
+        self._open[iterator], begun.own.iterator = begun, weakref.ref(iterator)
         return iterator
 
     def _next_index(self, original: Callable[..., object], iterator: object) -> object:
@@ -140,16 +133,18 @@ class LoaderWatch:
         found = self._open.get(iterator)
         if found is None or self.observer.in_session:
             return original(iterator)
+        passes, own = self.observer.passes, found.own
         # Enough of this pass has been seen: the script's loop ends as at the end of an epoch.
-        if self._is_long(found):
-            self.observer.record(PassEnded(found.site, found.number, True))
-            raise StopIteration
+        is_cut = passes.is_long(own)
         try:
+            if is_cut:
+                raise StopIteration
             content = original(iterator)
         except StopIteration:
-            self.observer.record(PassEnded(found.site, found.number, False))
+            passes.end(own)
+            self.observer.record(PassEnded(own.loader, own.number, is_cut))
             raise
-        found.drawn += 1
+        passes.draw(own)
         self._record_batch(found, content)
         return content
 
@@ -176,40 +171,27 @@ class LoaderWatch:
         drawn = drawn_from(before, rng_states())
         if drawn:
             worker = get_worker_info()
-            self.observer.writer.write(Drew(f"data {worker.id if worker else 0}", drawn))
+            by = f"data {worker.id if worker else 0}"
+            self.observer.writer.write(Drew(by, drawn, self.observer.steps))
         return content
 
-    def _begin(self, loader: DataLoader[object]) -> _Pass:
-        self._note_trained()
+    def _begin(self, loader: DataLoader[object]) -> _Loop:
         site = self._sites.get(loader, 0)
-        # Another pass over a loader that has been trained on for long enough ends the script.
-        if self._trained[site] >= self.observer.trial.epochs:
-            raise EnoughSeenError
-        begun = _Pass(loader, site, self._passes[site], self.observer.steps)
+        own = self.observer.passes.begin(site)
         self._unused[self._places.get(site, site)] = 0
-        self._passes[site] += 1
-        self._latest = begun
         self.observer.place(f"pass {site}")
-        self.observer.record(_describe(loader, site, begun.number))
-        return begun
+        self.observer.record(_describe(loader, site, own.number))
+        return _Loop(loader, own)
 
-    def _note_trained(self) -> None:
-        latest, self._latest = self._latest, None
-        if latest is not None and self.observer.steps > latest.first_step:
-            self._trained[latest.site] += 1
-
-    def _is_long(self, found: _Pass) -> bool:
-        most, steps = self.observer.trial.steps, self.observer.steps - found.first_step
-        return steps >= most or (not steps and found.drawn >= max(_MAX_EVALUATED, most))
-
-    def _record_batch(self, found: _Pass, content: object) -> None:
+    def _record_batch(self, found: _Loop, content: object) -> None:
         index = found.waiting.popleft() if found.waiting else None
         indices = index if isinstance(index, list | tuple) else [index]
         known = [i for i in indices if isinstance(i, int)]
         contents = content_hashes(content, len(known))
         samples = tuple(str(_innermost(found.loader.dataset, i)) for i in known)
         samples = samples or tuple(map(identity, contents))
-        self.observer.record(Drawn(found.site, found.number, samples, contents))
+        own, finite = found.own, all_finite(content)
+        self.observer.record(Drawn(own.loader, own.number, samples, contents, finite=finite))
         self.observer.after_batch()
 
 

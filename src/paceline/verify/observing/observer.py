@@ -3,8 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -30,15 +30,24 @@ from paceline.verify.events import (
     Met,
     ModeChanged,
     ModelBuilt,
+    Moved,
     Normalised,
     Placed,
     Reduced,
     Stepped,
 )
+from paceline.verify.observing.passes import Passes
 from paceline.verify.observing.perturbation import disturb_gradients, disturb_weights
 from paceline.verify.observing.rng_tracking import rng_states
 from paceline.verify.source_lines import caller
-from paceline.verify.tensor_sketch import TensorSketch, content_hashes, hash_text, mark
+from paceline.verify.tensor_sketch import (
+    TensorSketch,
+    all_finite,
+    content_hashes,
+    hash_text,
+    local_part,
+    mark,
+)
 from paceline.verify.trial import EnoughSeenError, Trial
 
 _MAX_REDUCED = 16
@@ -99,6 +108,21 @@ class Observer:
     _places: set[tuple[str, str]] = field(default_factory=set)
     _rng_state: str = ""
     """State of the generator after the last batch, dropout or backward pass; empty before them."""
+    _backwards: int = 0
+    """Backward passes since the last step."""
+    _accumulates: bool = True
+    """Whether the last step had several of them."""
+    _frozen: dict[int, str] = field(default_factory=dict)
+    """Hashes of the weights that nothing trains, at the last backward pass of this step."""
+    passes: Passes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.passes = Passes(self.trial.steps, self.trial.epochs)
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of all optimizers together."""
+        return sum(self._steps_by_optimizer)
 
     # Called by the hooks of script_hooks.py and dataloader_hooks.py
 
@@ -131,13 +155,46 @@ class Observer:
         self.writer.write(ModelBuilt(hashes, shapes, by, broadcasts))
 
     def before_backward(self, loss: Tensor) -> None:
-        """Note a backward pass of a plain script."""
+        """Note a backward pass of a plain script.
+
+        Raises:
+            EnoughSeenError: It begins one epoch more than are wanted.
+        """
         if loss.numel() == 1 and not self.in_session:
+            fed = self.passes.backward()
             self._begin()
             self.record_draws()
-            self.record(Backward(_number(loss), synced=self._synced))
+            self._note_moved()
+            self.record(
+                Backward(_number(loss), synced=self._synced, fed=fed, adds=self._adds(loss))
+            )
             self.place("backward")
             self._in_step, self._synced = True, None
+
+    def _adds(self, loss: Tensor) -> bool:
+        """Return whether a backward pass adds to gradients that aren't zero."""
+        held = [p for p in self._weights() if p.grad is not None]
+        reached = set(_leaves(loss)) if held else ()
+        return any(id(p) in reached and _is_nonzero(p.grad) for p in held)
+
+    def _note_moved(self) -> None:
+        """Note weights that nothing trains, and that changed since the last backward pass."""
+        # They are hashed where steps have several backward passes, the first step's included.
+        if self._backwards or self._accumulates:
+            trained = {id(p) for own in self._optimizers for p in _parameters(own)}
+            frozen = [p for p in self._weights() if not (p.requires_grad or id(p) in trained)]
+            now = {id(p): mark(p, whole=False).sha256 for p in frozen}
+            moved = [n for n, sha in now.items() if self._frozen.get(n, sha) != sha]
+            if moved:
+                self.record(Moved(tuple(self.names.get(n, "") for n in moved), caller()))
+            self._frozen = now
+        self._backwards += 1
+
+    def _weights(self) -> list[Tensor]:
+        """List the parameters of all models and optimizers, each once."""
+        found = [p for own in self._optimizers for p in _parameters(own)]
+        found += [p for root in self.roots.values() for p in root.parameters()]
+        return list({id(p): p for p in found}.values())
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note the gradients that an optimizer is about to use."""
@@ -146,6 +203,7 @@ class Observer:
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             return
+        self.passes.backward()  # where gradients come from torch.autograd.grad
         number = self.number_of(optimizer)
         self.place("step")
         whole = self.rank == 0
@@ -169,8 +227,11 @@ class Observer:
         number, parameters = self.number_of(optimizer), _parameters(optimizer)
         self._steps_by_optimizer[number] += 1
         # Several optimizers may take turns: the busiest one counts the steps.
-        self.steps = max(self._steps_by_optimizer)
+        if self.steps < max(self._steps_by_optimizer):
+            self.steps += 1
+            self.passes.step()
         self._in_step = False
+        self._backwards, self._accumulates, self._frozen = 0, self._backwards > 1, {}
         whole = self.rank == 0
         stepped = Stepped(
             optimizer=number,
@@ -185,7 +246,7 @@ class Observer:
             state=self._state_of(optimizer),
         )
         self.writer.write(stepped)
-        if sum(self._steps_by_optimizer) == self.trial.kill_at:
+        if self.all_steps == self.trial.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)  # as a host does that is lost
 
     def before_forward(self, module: nn.Module) -> None:
@@ -198,6 +259,7 @@ class Observer:
             self._name(module)  # what is called first is the outermost
         if id(module) not in self.roots:
             return
+        self.passes.forward(with_gradients=torch.is_grad_enabled())
         # Gradients are disturbed by the rounding of the type that is computed in.
         for device in kinds_here():
             if torch.is_autocast_enabled(device):
@@ -230,7 +292,7 @@ class Observer:
             if is_accelerator(given.device):
                 drawn = default_generator(given.device).get_state()
                 state = mark(drawn, whole=False).sha256
-            self.writer.write(Drew("dropout", state))
+            self.writer.write(Drew("dropout", state, self.steps))
 
     def after_batch(self) -> None:
         """Begin anew: a batch has come."""
@@ -278,11 +340,9 @@ class Observer:
 
     def record_draws(self) -> None:
         """Note where random numbers were drawn since the last batch, dropout or backward pass."""
-        if not self._rng_state:
-            return
         state = rng_states()["torch"]
-        if state != self._rng_state:
-            self.writer.write(Drew("step", self._rng_state))
+        if self._rng_state not in ("", state):
+            self.writer.write(Drew("step", self._rng_state, self.steps))
         self._rng_state = state  # a step may have several backward passes, and draw between them
 
     def _record_modes(self, optimizer: int, parameters: Iterable[Tensor]) -> None:
@@ -358,6 +418,26 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _leaves(loss: Tensor) -> Iterator[int]:
+    """Return the ids of the parameters that a backward pass reaches."""
+    waiting, seen = [loss.grad_fn], set[object]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += (following for following, _ in node.next_functions)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield id(leaf)
+
+
+def _is_nonzero(gradient: Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    own = local_part(gradient)
+    return bool((own.coalesce().values() if own.is_sparse else own).any())
+
+
 def _described(state: Mapping[str, object]) -> str:
     """Write a parameter's state as text, its tensors as hashes; empty where there is none."""
     values = [(n, state[n]) for n in sorted(state) if state[n] is not None]
@@ -410,13 +490,15 @@ class SessionHook(StepHook):
         samples = tuple(str(int(index)) for index in batch.indices)
         contents = content_hashes(batch.content, len(samples)) if samples else ()
         drawn = Drawn(SESSION_LOADER, epoch, samples, contents, True, batch.total, batch.part)
+        drawn = replace(drawn, finite=all_finite(batch.content))
         self._observer.writer.write(drawn)
         self._observer.after_batch()
 
     def before_backward(self, loss: Tensor, weight: float) -> None:
         """Note a backward pass."""
         self._observer.record_draws()
-        self._observer.writer.write(Backward(_number(loss), weight))
+        fed = ((SESSION_LOADER, self._position.epoch),)
+        self._observer.writer.write(Backward(_number(loss), weight, fed=fed))
 
     def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
         """Note an evaluation's figures."""

@@ -28,10 +28,11 @@ from torch.optim.optimizer import (
 from torch.utils import data
 
 from paceline.distributed.environment import set_variables
-from paceline.verify.events import Clipped, Monitored, Printed, Scaled
+from paceline.verify.events import Clipped, Loaded, Monitored, Printed, Scaled
 from paceline.verify.isolation.subprocesses import JOINS, STEPS, refuse_child, watch_children
 from paceline.verify.observing.dataloader_hooks import LoaderWatch
 from paceline.verify.observing.deadlock_locations import locations_recorded
+from paceline.verify.observing.file_watch import files_watched
 from paceline.verify.observing.observer import Observer
 from paceline.verify.observing.rng_tracking import dropout_watched
 from paceline.verify.patching import Patches
@@ -78,6 +79,9 @@ def watched(observer: Observer) -> Iterator[None]:
         records = Path(observer.trial.records)
         stack.enter_context(locations_recorded(records, observer.rank, observer.communicated))
         stack.enter_context(_printing_noted(observer))
+        # Checkpoints and other files.
+        patches.hook(nn.Module, "load_state_dict", partial(_load, observer))
+        stack.enter_context(files_watched(observer))
         yield
 
 
@@ -141,9 +145,7 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
         (torch.random, "manual_seed", "seed"),
     ):
         patches.before(owner, name, partial(_place, observer, what))
-    patches.before(
-        GradScaler, "step", lambda scaler, *_, **__: observer.record(Scaled(scaler.get_scale()))
-    )
+    patches.hook(GradScaler, "step", partial(_scaled_step, observer))
     for clipping in (nn.utils, nn.utils.clip_grad):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.before(clipping, name, partial(_note_clipping, observer))
@@ -151,6 +153,35 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
 
 def _place(observer: Observer, what: str, *_: object, **__: object) -> None:
     observer.place(what)
+
+
+def _scaled_step(
+    observer: Observer,
+    original: Callable[..., object],
+    scaler: GradScaler,
+    /,
+    *arguments: object,
+    **named: object,
+) -> object:
+    before, scale = observer.all_steps, scaler.get_scale()
+    result = original(scaler, *arguments, **named)
+    observer.record(Scaled(scale, skipped=observer.all_steps == before))
+    return result
+
+
+def _load(
+    observer: Observer,
+    original: Callable[..., object],
+    module: nn.Module,
+    /,
+    *arguments: object,
+    **named: object,
+) -> object:
+    result = original(module, *arguments, **named)
+    missing, unexpected = result if isinstance(result, tuple) else ((), ())
+    if missing or unexpected:  # else it raises an error
+        observer.record(Loaded(tuple(missing), tuple(unexpected), caller()))
+    return result
 
 
 def _note_clipping(observer: Observer, *_: object, **__: object) -> None:

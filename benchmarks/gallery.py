@@ -80,6 +80,16 @@ class Script:
         return self._words("Options")
 
     @property
+    def resumes(self) -> bool:
+        """Whether it is killed and started again, on one number of workers."""
+        return "--resume" in self.options
+
+    @property
+    def awaits(self) -> bool:
+        """Whether verify isn't right about it yet: only looked at where it is named."""
+        return bool(self._words("Awaits"))
+
+    @property
     def lacks(self) -> list[str]:
         """The packages that it needs, which Paceline doesn't, and that aren't installed."""
         return [name for name in self._words("Needs") if find_spec(name) is None]
@@ -132,8 +142,7 @@ def verify(script: Script, *arguments: str, workers: str) -> Verified:
     before, told = Path.cwd(), io.StringIO()
     with tempfile.TemporaryDirectory(prefix="paceline-gallery-") as place:
         os.chdir(place)
-        resumes = "--resume" in script.options
-        counts = workers.rpartition(",")[2] if resumes else workers
+        counts = workers.rpartition(",")[2] if script.resumes else workers
         words = ["verify", str(script.path), "--workers", counts, *_OPTIONS, "--json", "found"]
         words += script.options
         given = [*script.arguments, *arguments]
@@ -143,8 +152,9 @@ def verify(script: Script, *arguments: str, workers: str) -> Verified:
             found = json.loads(Path("found").read_text()) if Path("found").exists() else {}
         finally:
             os.chdir(before)
-    rows = [] if resumes else found.get("workers", [])[1:]
-    resumed = [str(found.get("verdict", "")).partition(":")[0]] if resumes else []
+    rows = [] if script.resumes else found.get("workers", [])[1:]
+    headline = str(found.get("verdict", "")).partition(":")[0]
+    resumed = ["same" if code == 0 else headline] if script.resumes else []
     return Verified(
         code,
         (*(row["verdict"] for row in rows), *resumed),
@@ -184,8 +194,16 @@ def healthy_row(script: Script, workers: str) -> tuple[str, bool, str]:
     causes = [str(f["cause"]) for f in found.findings if f["is_fault"]]
     is_good = found.code == 0 and not causes
     shown = found.verdict + (f": {', '.join(causes)}" if causes else "")
-    on = workers.replace(",", ", ")
-    return f"| {script.about} | {on} | {shown} |", is_good, "" if is_good else found.out
+    return (
+        f"| {script.about} | {_on(script, workers)} | {shown} |",
+        is_good,
+        "" if is_good else found.out,
+    )
+
+
+def _on(script: Script, workers: str) -> str:
+    counts = workers.split(",")
+    return f"{counts[-1]}, resumed" if script.resumes else ", ".join(counts)
 
 
 def written(path: Path = PAGE) -> list[str]:
@@ -217,7 +235,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
-    chosen = [s for s in (*faults(), *healthy()) if not asked.names or s.name in asked.names]
+    chosen = [
+        script
+        for script in (*faults(), *healthy())
+        if script.name in asked.names or (not asked.names and not script.awaits)
+    ]
     left_out = [s for s in chosen if s.lacks]
     for script in left_out:
         print(f"left out: {script.name} needs {' and '.join(script.lacks)}", file=sys.stderr)

@@ -263,7 +263,6 @@ def test_contradictions_name_both_sides(wrong: str, paceline: Paceline, tmp_path
         (("nowhere", "--workers", "2"), "there is no file nowhere. Usage: paceline run SCRIPT.py"),
         ((".",), ". is a directory"),
         (("job.toml",), "job.toml is a file of settings, not a script: give it after --config"),
-        (("--workers", "2", "script"), "without .py first: paceline run script"),
         (("digits",), "digits is a recipe, not a script: paceline train digits trains it"),
         (("a.py:build",), "a.py:build is a recipe, not a script: paceline train a.py:build"),
         (("own.py", "--optimizer", "adam"), "--optimizer"),

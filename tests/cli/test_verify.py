@@ -187,13 +187,17 @@ def test_a_directory_that_cant_be_written(
         ("--", "a launching command is missing after --"),
         ("-- torchrun --nproc-per-node 2 train.py", "there is no file train.py"),
         ("torchrun --nproc-per-node 2 train.py", "`paceline verify -- torchrun ...`"),
-        ("-- mpirun -n 2 train.py", "known are torchrun, accelerate launch and python"),
+        ("-- fabric run train.py", "known are torchrun, accelerate launch and python"),
         ("-- torchrun -m train", "starts one worker: give --workers before --"),
         ("-- torchrun --nproc-per-node gpu -m train", "doesn't say in figures"),
         ("-- accelerate launch -m train", "doesn't say in figures"),
         ("--workers 2,2 -- torchrun -m train", "2 stands there twice"),
         ("--workers 1 -- torchrun -m train", "--workers is 1: give at least two numbers"),
-        ("--workers 2 train.py -- 3", "what to verify is missing"),
+        ("--resume --steps 3 train.py -- 3", "there is no file train.py"),
+        (
+            "--tolerance 0 train.py healthy",
+            "Arguments of the script itself come after --: paceline",
+        ),
         (
             "--resume -- torchrun --nproc-per-node gpu t.py",
             "doesn't say in figures how many workers it starts: give --workers before --, such "

@@ -31,6 +31,7 @@ from pathlib import Path
 
 assert sys.argv[1:] == ["--lr", "0.1"]
 assert os.environ["LR"] == "0.1"
+assert os.environ["OMP_NUM_THREADS"] == "1"  # on one worker as well
 assert "TORCHELASTIC_RUN_ID" in os.environ
 Path("written.txt").write_text("by the script")
 atexit.register(os.abort)  # as a process group may that is left over where a training is cut off
@@ -62,7 +63,7 @@ def test_a_command_of_accelerate(verify: Verify, tmp_path: Path) -> None:
     done = verify("--tolerance", "1e-4", "--", *launch, "train.py")
     assert done.code == 0, done.out + done.err
     assert done.verdicts == {1: "-", 2: "same to rounding"}
-    assert "accelerate launch --cpu starts a single process" in done.err
+    assert "On the CPU accelerate launch starts one process" in done.err
 
 
 ACCELERATE = """

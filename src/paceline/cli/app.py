@@ -4,7 +4,7 @@ import errno
 import importlib
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -145,8 +145,20 @@ def _dispatch(tokens: list[str]) -> int:
     run = importlib.import_module(f"{_MODULES}.{name}").main
     code: int = ExitCode.DONE
     with suppress(HelpShown):
-        code = run(with_dashes(rest))
+        code = run(_words_first(run, with_dashes(rest)))
     return code
+
+
+def _words_first(run: Callable[[Sequence[str]], int], tokens: list[str]) -> list[str]:
+    """Move what a command is for, such as a script, before the options, where commands read it."""
+    from paceline.options.command_line import LIST_OPTIONS, wants_help, with_words_first
+
+    if tokens[:1] and tokens[0].startswith("-") and not wants_help(tokens):
+        try:
+            run([LIST_OPTIONS])
+        except HelpShown as listed:
+            return with_words_first(tokens, listed.args)
+    return tokens
 
 
 def _completion(tokens: Sequence[str]) -> str:

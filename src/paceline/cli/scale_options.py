@@ -97,7 +97,9 @@ def read(tokens: Sequence[str]) -> ScaleRequest:
     target.check()
     if any(word == "--sync" or word.startswith("--sync=") for word in target.own):
         raise UsageError("say --methods, such as allreduce,powersgd: several can be measured")
-    options, parsed = parse_with_own(ScaleOptions, command, ABOUT, target.own, listed, _NOT_OURS)
+    options, parsed = parse_with_own(
+        ScaleOptions, command, ABOUT, target.own, listed, _NOT_OURS, target.hint(command)
+    )
     return _build_request(tuple(tokens), target, options, parsed)
 
 

@@ -77,6 +77,10 @@ class Target:
         """Its name, fit for a file's."""
         return file_name(Path(self.name).stem if self.is_script else self.name)
 
+    def hint(self, command: str) -> str:
+        """Return `script_hint` of a script, nothing of a recipe."""
+        return script_hint(command) if self.is_script else ""
+
     def check(self) -> None:
         """Refuse a script that isn't there, and a script's arguments for a recipe.
 
@@ -124,6 +128,11 @@ def take_target(
     recipe = None if name.endswith(".py") else name
     refuse_another(f"the command names {name}", recipe, config)
     return name, rest
+
+
+def script_hint(command: str) -> str:
+    """Write where a script's own arguments stand, behind an error in a command's options."""
+    return f". Arguments of the script itself come after --: {command} -- ..."
 
 
 def _take_script_of_run(tokens: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
@@ -237,11 +246,13 @@ def parse_with_own(
     tokens: Sequence[str],
     listed: Sequence[OptionField],
     settled: Collection[str],
+    hint: str = "",
 ) -> tuple[Own, GivenOptions]:
     """Read a command's options apart from those of the training that it starts.
 
     Args:
         command: Name to show, for example `paceline scale digits`.
+        hint: For an error.
 
     Returns:
         Its own options, and those of the training that were given.
@@ -249,7 +260,7 @@ def parse_with_own(
     Raises:
         UsageError: Something unknown or unreadable was given.
     """
-    parsed = read_options(command, about, tokens, listed, settled=settled)
+    parsed = read_options(command, about, tokens, listed, hint, settled)
     own = {CONFIG.name, *(field.name for field in fields(kind))}  # type: ignore[arg-type]  # a dataclass
     training = {name: value for name, value in parsed.values.items() if name not in own}
     given = merge_layers(training, parsed.of_file(), {})

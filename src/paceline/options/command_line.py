@@ -344,10 +344,7 @@ _GUESS = re.compile(r' Did you mean "(.*)"\?$')
 def _without_value(
     error: MissingArgumentError, given: str, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
-    annotation = next((o.annotation for o in options if given == flag(o.name)), None)
-    # An option with several values has a tuple somewhere in its annotation.
-    pairs = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is tuple]
-    several = len(get_args(pairs[0])) if pairs else 1
+    several = next((option.num_words for option in options if given == flag(option.name)), 1)
     if several > 1 and error.tokens_so_far:
         got = len(error.tokens_so_far)
         return f"{given} takes {several} values, with a space between them, and has {got}."
@@ -365,7 +362,7 @@ def _unexpected(
     error: UnusedCliTokensError, tokens: Sequence[str], options: Sequence[OptionField]
 ) -> str:
     words = list(error.unused_tokens or ())
-    switches = {flag(o.name) for o in options if bool in (o.annotation, *get_args(o.annotation))}
+    switches = {flag(option.name) for option in options if not option.num_words}
     place = list(tokens).index(words[0]) if words and words[0] in tokens else 0
     before = tokens[place - 1] if place else ""
     # A switch with a value: `--drop-last true`.
@@ -380,9 +377,7 @@ def _unexpected(
         option, value = tokens[place - 2], ",".join((before, *words))
         return f"unexpected {words[0]!r}: put commas between several numbers, {option} {value}"
     listed = ", ".join(map(repr, words))
-    has_option_before = any(token.startswith("-") for token in tokens[:place])
-    why = "what isn't an option comes first" if has_option_before else "it is one word too many"
-    return f"unexpected {listed}: {why}"
+    return f"unexpected {listed}: it is one word too many"
 
 
 def take_word(tokens: Sequence[str], usage: str, what: str) -> tuple[str, Sequence[str]]:
@@ -421,6 +416,28 @@ def take_option(tokens: Sequence[str], name: str) -> tuple[str | None, list[str]
         if not value:
             raise UsageError(f"{name} has no value.")
     return value, rest
+
+
+def with_words_first(tokens: Sequence[str], options: Iterable[OptionField]) -> list[str]:
+    """Move words that are neither options nor their values, such as a script, before the options.
+
+    Args:
+        tokens: A command line; what comes after `--` stays as it is.
+        options: What is known; an unknown option has a value.
+    """
+    num_words = {flag(f"{no}{o.name}"): o.num_words for o in options for no in ("", "no_")}
+    own, _ = part_script_args(tokens)
+    words: list[str] = []
+    given: list[str] = []
+    left = 0  # words of the last option's value that are still to come
+    for token in own:
+        if token.startswith("-") and (left == 0 or token in num_words):
+            left = 0 if "=" in token else num_words.get(token, 1)
+            given.append(token)
+        else:
+            (given if left else words).append(token)
+            left = max(0, left - 1)
+    return [*words, *given, *tokens[len(own) :]]
 
 
 def part_script_args(tokens: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:

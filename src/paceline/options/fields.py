@@ -62,6 +62,13 @@ class OptionField:
         first, *others = _SENTENCE.split(self.help)
         return " ".join([first, *(other for other in others if other.startswith("Default:"))])
 
+    @property
+    def num_words(self) -> int:
+        """How many words of a command line its value takes; a switch has none."""
+        kinds = (self.annotation, *get_args(self.annotation))
+        items = next((get_args(kind) for kind in kinds if get_origin(kind) is tuple), ())
+        return 0 if bool in kinds else 1 if ... in items else max(1, len(items))
+
 
 def flag(name: str) -> str:
     """Write an option's name as a flag: `--global-batch`, and with one letter `-k`."""

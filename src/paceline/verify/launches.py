@@ -196,10 +196,12 @@ class VerifyLauncher:
         return current_variables() | own | given
 
     def threads(self, workers: int) -> int:
-        """Give as many threads per worker as `paceline run` and `train` would."""
-        variables = current_variables()
-        if self.request.command is not None:
-            variables |= variables_for(self.request.command, workers, on_cpu=self.on_cpu)
+        """Return a worker's threads: as of `paceline run`, or as torchrun sets for several."""
+        variables, command = current_variables(), self.request.command
+        if command is not None:
+            default = {"OMP_NUM_THREADS": "1"} if command.has_launcher else {}
+            given = variables_for(command, workers, on_cpu=self.on_cpu)
+            variables = default | variables | given
         threads, omp = self.request.config.worker_threads, variables.get("OMP_NUM_THREADS")
         return threads_per_worker(threads, workers, usable_cores(), omp)
 

@@ -13,7 +13,7 @@ from paceline.cli.commands.train import (
     resume_begun,
 )
 from paceline.cli.output import TRAIN_OUTPUT, Output
-from paceline.cli.target import config_named, merge_layers, refuse_another, script_of
+from paceline.cli.target import config_named, merge_layers, refuse_another, script_hint, script_of
 from paceline.errors import ExitCode, UsageError
 from paceline.options.command_line import (
     names_something,
@@ -55,9 +55,9 @@ def main(tokens: Sequence[str]) -> int:
         arguments = file.script_args
     refuse_another(f"the command names {script}", None, file)
     command = shlex.join(("paceline", "run", script))
-    hint = f"Arguments of the script itself come after --: {command} -- ..."
-    refuse_of_recipes(own, hint)
-    parsed = read_options(command, _ABOUT, own, options, f". {hint}")
+    hint = script_hint(command)
+    refuse_of_recipes(own, hint.removeprefix(". "))
+    parsed = read_options(command, _ABOUT, own, options, hint)
     warn_of_variables([*training_options().values(), *options], is_script=True)
     if begun := holding_training(parsed):
         return resume_begun(begun, parsed, "script", Path(script).name, arguments)
@@ -125,13 +125,6 @@ def _take_script(tokens: Sequence[str], config: ConfigFile | None) -> tuple[str,
         raise UsageError(f"{config.path} is for the recipe {config.recipe}: {trains_it} trains it")
     if config is not None and config.script is not None:
         return script_of(config), tokens
-    raise UsageError(f"{_why_no_script(tokens)}. Usage: {_USAGE}")
-
-
-def _why_no_script(tokens: Sequence[str]) -> str:
-    """Say what stands where the script's path should be."""
-    if "-" in tokens:
-        return "each worker reads the script, so it can't come from standard input"
-    if tokens and Path(tokens[-1]).is_file():
-        return f"name a script without .py first: paceline run {tokens[-1]} ..."
-    return "the script is missing"
+    read_by_all = "each worker reads the script, so it can't come from standard input"
+    missing = read_by_all if "-" in tokens else "the script is missing"
+    raise UsageError(f"{missing}. Usage: {_USAGE}")

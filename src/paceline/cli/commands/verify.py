@@ -45,7 +45,7 @@ from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import Recipe, absolute_reference
 from paceline.verify.launch_commands import (
     LaunchCommand,
-    is_launcher,
+    find_launcher,
     left_out,
     read_launch_command,
 )
@@ -104,7 +104,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         return _read_command(own, read_launch_command(script_args))
     # What to verify decides which options there are.
     if names_something(own):
-        _refuse_no_training(own[0])
+        _refuse_no_training(own)
     target = Target.read(tokens, _USAGE, "what to verify")
     recipe = target.recipe
     listed = _listed_options(recipe)
@@ -113,7 +113,7 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
         show_help(command, _ABOUT, listed, target.own)
     refuse_script_args(() if target.is_script else target.script_args)
     # Settings of the training, without those of this command.
-    parsed = read_options(command, _ABOUT, target.own, listed, settled=_NOT_OURS)
+    parsed = read_options(command, _ABOUT, target.own, listed, target.hint(command), _NOT_OURS)
     given = parsed.values
     settings = {n: v for n, v in given.items() if n not in _OWN}
     if recipe is None:
@@ -135,13 +135,14 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     )
 
 
-def _refuse_no_training(name: str) -> None:
+def _refuse_no_training(words: Sequence[str]) -> None:
     """Refuse what is neither a recipe nor a script, but is often given.
 
     Raises:
         UsageError: It is a launcher, or the directory of a run.
     """
-    if is_launcher(name):
+    name = words[0]
+    if find_launcher(words):
         raise UsageError(
             f"{name} is no recipe: a launching command comes after --, and options before that: "
             f"`paceline verify -- {name} ...`"
@@ -163,11 +164,6 @@ def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyReques
     numbers = options.workers if "workers" in given else ""
     workers = _numbers_of(command, numbers, single=options.resume)
     check_machine(max(workers))
-    if command.requests_cpu:
-        note(
-            "accelerate launch --cpu starts a single process, whatever --num_processes says: "
-            "verify has it start as many on the CPU, as it does on GPUs"
-        )
     if command.has_launcher and (others := left_out(command)):
         note(f"left out of the command, since all is run on this machine, once: {in_words(others)}")
     request = _script_request(
@@ -304,7 +300,13 @@ def _verify(request: VerifyRequest, place: Path) -> int:
     from paceline.verify.study import verify_counts, verify_resume
     from paceline.verify.text_report import Times
 
-    launcher = VerifyLauncher(request, place, _is_on_cpu(request))
+    on_cpu, command = _is_on_cpu(request), request.command
+    if on_cpu and command is not None and command.launcher == "accelerate":
+        note(
+            "On the CPU accelerate launch starts one process, whatever --num_processes says. Here "
+            f"{in_words([str(n) for n in request.workers])} are started, as it does on GPUs"
+        )
+    launcher = VerifyLauncher(request, place, on_cpu)
     started_s = time.monotonic()
     verify = verify_resume if request.options.resume else verify_counts
     text, content, launches = verify(launcher)

@@ -144,7 +144,7 @@ def test_large_files_go_to_s3_in_parts(
         store.write("y", io.BytesIO(content[:-1] + b"!"), entry_of(content))
     assert store.names() == ["x"]
     uploads = account.aws().call("s3", "list_multipart_uploads", Bucket="bucket")
-    assert not uploads["Uploads"]
+    assert not list(uploads["Uploads"])
 
 
 @pytest.mark.slow

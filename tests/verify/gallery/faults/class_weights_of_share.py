@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def balanced_loss(scores, targets):
-    counts = torch.bincount(targets, minlength=2).clamp(min=1)
+    counts = torch.bincount(targets, minlength=2).clamp(min=1)  # fault
     if MENDED:
         counts = counts_of_all
     weights = counts.sum() / counts / 2
     losses = F.cross_entropy(scores, targets, reduction="none")
-    return (weights[targets] * losses).mean()  # fault
+    return (weights[targets] * losses).mean()
 
 
 rank, world = begin()
@@ -33,7 +33,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
     sampler.set_epoch(epoch)
     for inputs, targets in loader:
-        loss = balanced_loss(model(inputs), targets)
+        loss = balanced_loss(model(inputs), targets)  # shows
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

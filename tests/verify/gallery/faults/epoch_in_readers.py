@@ -32,13 +32,8 @@ if __name__ == "__main__":
     rank, world = begin()
     train_set = Mixture()
     sampler = DistributedSampler(train_set)
-    loader = DataLoader(
-        train_set,
-        batch_size=12 // world,
-        sampler=sampler,
-        num_workers=1,
-        persistent_workers=not MENDED,  # fault
-    )
+    readers = {"num_workers": 1, "persistent_workers": not MENDED}  # fault
+    loader = DataLoader(train_set, 12 // world, sampler=sampler, **readers)  # shows
     model = DDP(nn.Linear(6, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(3):

@@ -2,7 +2,7 @@
 
 https://github.com/verl-project/verl/issues/7401
 Cause: order-not-restored
-Options: --resume --kill-at-step 5
+Options: --resume --kill-at-step 6
 Awaits: detection
 """
 

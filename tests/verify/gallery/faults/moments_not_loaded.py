@@ -30,7 +30,7 @@ train_set = points(60)
 sampler = DistributedSampler(train_set)
 loader = DataLoader(train_set, batch_size=12 // world, sampler=sampler)
 model = DDP(nn.Linear(6, 2))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)  # shows
 first = 0
 while os.path.exists(f"saved/{first}/.metadata"):
     first += 1
@@ -46,7 +46,7 @@ for epoch in range(first, 3):
     for inputs, targets in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()  # shows
+        optimizer.step()
     weights, moments = states()
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=f"saved/{epoch}")
 dist.destroy_process_group()

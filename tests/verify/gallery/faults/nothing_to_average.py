@@ -31,7 +31,7 @@ model = DDP(nn.Linear(6, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
     for inputs, targets in loader:
-        loss = mean_loss(model(inputs), targets)
+        loss = mean_loss(model(inputs), targets)  # shows
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -31,8 +31,9 @@ for epoch in range(2):
             dist.broadcast(is_spike, src=0)  # fault
         if is_spike:
             skipped += 1
-            continue
+            continue  # shows
         optimizer.zero_grad()
         loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 dist.destroy_process_group()

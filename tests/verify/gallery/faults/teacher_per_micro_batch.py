@@ -39,5 +39,5 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
         if is_last or not MENDED:
-            move_teacher()
+            move_teacher()  # shows
 dist.destroy_process_group()

@@ -29,7 +29,7 @@ for epoch in range(3):
         if MENDED:
             samples = min(WINDOW, len(train_set) - number // accumulated * WINDOW)
         loss = F.cross_entropy(model(inputs), targets, reduction="sum")
-        (loss * world / samples).backward()
+        (loss * world / samples).backward()  # shows
         is_last = MENDED and number + 1 == len(loader)
         if (number + 1) % accumulated == 0 or is_last:
             optimizer.step()  # fault

@@ -15,11 +15,11 @@ def main():
     config = DataLoaderConfiguration(use_seedable_sampler=True)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     set_seed(7)
-    features = torch.randn(79, 6)
+    features = torch.randn(78, 6)
     labels = (features[:, 0] + features[:, 1] > 0).long()
     per_process = 12 // accelerator.num_processes
     train = DataLoader(TensorDataset(features[:60], labels[:60]), per_process, shuffle=True)
-    test = DataLoader(TensorDataset(features[60:], labels[60:]), 4)
+    test = DataLoader(TensorDataset(features[60:], labels[60:]), 8)
     net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2))
     model, optimizer, train, test = accelerator.prepare(
         net, torch.optim.AdamW(net.parameters(), lr=5e-3), train, test

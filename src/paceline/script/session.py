@@ -39,7 +39,7 @@ from paceline.script.settings import SessionSettings
 from paceline.tracking.registry import require_trackers
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.engine import Engine
-from paceline.training.hooks.base import ADDED_HOOKS
+from paceline.training.hooks.observer import OBSERVER
 from paceline.training.rng import has_drawn_unseeded, seed_everything
 from paceline.training.run_record.previous_run import PreviousRun
 from paceline.training.session import Session
@@ -216,7 +216,7 @@ def _request(
     if payload is not None:
         request = TrainRequest.from_json(payload)
         own = RunDirectory.named(run_dir) if run_dir is not None else None
-        watched = bool(ADDED_HOOKS.get())  # it trains elsewhere, and keeps nothing
+        watched = OBSERVER.get() is not None  # it trains elsewhere, and keeps nothing
         if own is not None and not watched and str(own.path) != request.run_dir:
             if request.run_dir_yields:
                 raise RunDirectoryNamed(str(own.path), resume=resume)

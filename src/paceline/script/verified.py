@@ -19,13 +19,14 @@ from paceline.launch.heartbeat import note
 from paceline.launch.process_tree import die_with_parent
 from paceline.script.entry import run_script, run_unseeded
 from paceline.training.config import TrainRequest
-from paceline.training.hooks.base import ADDED_HOOKS
+from paceline.training.hooks.observer import OBSERVER
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
 from paceline.verify.isolation.file_isolation import writes_isolated
 from paceline.verify.isolation.subprocesses import mark_worker
-from paceline.verify.observing.observer import Observer, SessionHook
+from paceline.verify.observing.observer import Observer
 from paceline.verify.observing.script_hooks import watched
+from paceline.verify.observing.session import SessionWatch
 from paceline.verify.trial import EnoughSeenError, Trial, record_path
 
 
@@ -56,9 +57,8 @@ def _watch(payload: str, run_script: Callable[[str], str]) -> str:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})  # before the first use of CUDA here
     rank = current_placement().rank
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
-    # Install the observer's hooks in this context alone; `reset` takes them out again.
     mark_worker()
-    token = ADDED_HOOKS.set((SessionHook(observer),))
+    token = OBSERVER.set(SessionWatch(observer))
     is_cut = True
     try:
         with writes_isolated(trial), watched(observer), suppress(EnoughSeenError):
@@ -66,7 +66,7 @@ def _watch(payload: str, run_script: Callable[[str], str]) -> str:
             run(trial.request)
             is_cut = False
     finally:
-        ADDED_HOOKS.reset(token)
+        OBSERVER.reset(token)
     # Only reached without an error: a trace that lacks this record was cut off by one.
     observer.writer.write(Ended(is_cut, str(torch.__version__)))
     note.operation = "end"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
+from paceline.data.batch import Batch
 from paceline.distributed.device import is_accelerator
 from paceline.distributed.group import Group
 from paceline.distributed.node_rows import rows_in_memory
@@ -23,8 +24,9 @@ from paceline.training.config import TrainConfig
 from paceline.training.context import TrainingContext
 from paceline.training.engine import Engine
 from paceline.training.evaluation.validation import Validation
-from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks, overrides
+from paceline.training.hooks.base import StepHook, StepHooks, overrides
 from paceline.training.hooks.metrics_logger import MetricsLogger
+from paceline.training.hooks.observer import OBSERVER, TrainingObserver
 from paceline.training.hooks.step_checks import (
     LoopChecks,
     RareReplicaChecks,
@@ -131,8 +133,8 @@ def _build(
         opened.callback(context.gpu.close)
     hooks = context.hooks
     # Step hooks, in the order of their calls, and the gradient synchronisation among them.
-    for hook in ADDED_HOOKS.get():
-        hooks.add(hook)
+    if (observer := OBSERVER.get()) is not None:
+        _observe(observer, context)
     context.profiler.wire_bytes = lambda: sum(model.wire_bytes for model in context.replicas)
     sync = make_sync(context)
     if overrides(sync, GradientSync, "begin_step"):
@@ -152,6 +154,18 @@ def _build(
         step=context.step,
         validation=Validation(context=context, note=note, stop_flag=stop_flag),
     )
+
+
+def _observe(observer: TrainingObserver, context: TrainingContext) -> None:
+    def begin_step(_: int, batch: Batch | None) -> None:
+        if batch is not None:
+            observer.batch(context.progress.state.epoch, batch)
+
+    hooks = context.hooks
+    hooks.setup.append(lambda components, *_: observer.begin(components.models))
+    hooks.begin_step.append(begin_step)
+    hooks.before_backward.append(observer.backward)
+    hooks.after_evaluation.append(observer.evaluated)
 
 
 def _context(

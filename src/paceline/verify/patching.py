@@ -1,27 +1,25 @@
 """Functions of other modules wrapped for a while, and put back."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
-from typing import Self, final
+from typing import final
 
 
 @final
-class Patches:
-    """Replaces attributes of classes and modules until its `with` block ends."""
+class Patches(ExitStack):
+    """Replaces attributes of classes and modules until its `with` block ends.
 
-    def __init__(self) -> None:
-        self._before: list[tuple[object, str, object]] = []
-
-    def __enter__(self) -> Self:
-        return self
+    Whatever else has to be undone then can be added, as to any `ExitStack`.
+    """
 
     def put(self, owner: object, name: str, value: object) -> None:
-        """Put a value in an attribute's place."""
-        self._before.append((owner, name, getattr(owner, name)))
+        """Replace an attribute."""
+        self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
     def hook(self, owner: object, name: str, call: Callable[..., object]) -> None:
-        """Have `call(original, *arguments, **named)` run in a function's place."""
+        """Have `call(original, *arguments, **named)` run instead of a function."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -39,6 +37,12 @@ class Patches:
 
         self.hook(owner, name, call)
 
-    def __exit__(self, *_: object) -> None:
-        for owner, name, original in reversed(self._before):
-            setattr(owner, name, original)
+    def after(self, owner: object, name: str, note: Callable[..., object]) -> None:
+        """Have `note(result, *arguments, **named)` run after a function that raised no error."""
+
+        def call(original: Callable[..., object], /, *arguments: object, **named: object) -> object:
+            result = original(*arguments, **named)
+            note(result, *arguments, **named)
+            return result
+
+        self.hook(owner, name, call)

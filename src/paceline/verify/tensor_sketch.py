@@ -11,7 +11,7 @@ import hashlib
 import math
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -44,19 +44,19 @@ class TensorSketch:
 
 
 def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
-    """Take a tensor's mark. Blocks for its copy to the CPU.
+    """Return a tensor's sketch. Blocks for its copy to the CPU.
 
     A DTensor is gathered, as fully_shard's parameters and gradients are: called by every rank.
 
     Args:
-        tensor: Any shape, dtype and device; not changed.
+        tensor: Any shape, dtype, layout and device; not changed.
         whole: Also norm and sketch.
     """
-    whole_tensor = gathered(tensor.detach())
-    if whole_tensor.layout != torch.strided:
-        whole_tensor = whole_tensor.to_dense()
-    flat = whole_tensor.to("cpu").contiguous().reshape(-1)
-    sha256 = hash_of(flat, f"{tensor.dtype} {tuple(tensor.shape)}")
+    dense = _gathered(tensor.detach())
+    if dense.layout != torch.strided:
+        dense = dense.to_dense()
+    flat = dense.to("cpu").contiguous().reshape(-1)
+    sha256 = _hash_bytes(flat, f"{tensor.dtype} {tuple(tensor.shape)}")
     if not whole:
         return TensorSketch(sha256)
     if flat.is_complex():
@@ -67,18 +67,23 @@ def mark(tensor: Tensor, *, whole: bool) -> TensorSketch:
         squares += float(block.square().sum())
         padded = torch.zeros(-(-block.numel() // BUCKETS) * BUCKETS, dtype=torch.float64)
         padded[: block.numel()] = block * sign_block()[: block.numel()]
-        buckets += padded.view(-1, BUCKETS).sum(0) * float(sign_block()[_place_of(number)])
+        own_sign = float(sign_block()[(number * 40_503 + 7) % _BLOCK])
+        buckets += padded.view(-1, BUCKETS).sum(0) * own_sign
     packed = base64.b64encode(_PACKING.pack(*buckets.tolist())).decode()
     return TensorSketch(sha256, math.sqrt(squares), packed)
 
 
-def gathered(tensor: Tensor) -> Tensor:
-    """Put a DTensor's shards together, by a collective call; give other tensors back."""
+def hash_tensor(tensor: Tensor) -> str:
+    """Hash dtype, shape and bytes of a tensor, as `mark`."""
+    return mark(tensor, whole=False).sha256
+
+
+def _gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Give this rank's shard of a DTensor, in the same memory; give other tensors back."""
+    """Return this rank's shard of a DTensor, in the same memory; other tensors as they are."""
     return tensor.to_local() if _is_sharded(tensor) else tensor
 
 
@@ -87,11 +92,10 @@ def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def hash_of(tensor: Tensor, label: str = "") -> str:
-    """Hash a contiguous CPU tensor's bytes, with a label: 16 hexadecimal digits."""
+def _hash_bytes(tensor: Tensor, label: str) -> str:
     digest = hashlib.sha256(label.encode())
     if tensor.numel():
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -140,10 +144,6 @@ def _unpacked(sketch: TensorSketch) -> tuple[float, ...]:
     return _PACKING.unpack(base64.b64decode(sketch.sketch))
 
 
-def _place_of(block: int) -> int:
-    return (block * 40_503 + 7) % _BLOCK
-
-
 @cache
 def sign_block() -> Tensor:
     """Give (_BLOCK,) float64 of 1 and -1, the same in every process."""
@@ -185,38 +185,22 @@ def all_finite(content: object) -> bool:
 
 
 def contents_match(one: str, other: str) -> bool:
-    """Tell by their hashes whether two samples have equal values, apart from padding at one end."""
-    if one == other:
-        return True
-    pairs = [
-        (a.split("."), b.split(".")) for a, b in zip(one.split("-"), other.split("-"), strict=False)
-    ][1:]
-    return one.count("-") == other.count("-") > 0 and all(_parts_alike(a, b) for a, b in pairs)
-
-
-def _parts_alike(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Compare a tensor's hashes: without its last value's run, without its first one's, whole."""
-    if len(one) != len(other) or len(one) == 1:
-        return one == other
-    (end, begin, whole), (other_end, other_begin, other_whole) = one, other
-    at_end = {end, whole} & {other_end, other_whole}
-    return bool(at_end or {begin, whole} & {other_begin, other_whole})
+    """Return whether two samples have equal values, by their hashes, apart from padding."""
+    # Each tensor by itself; the samples as a whole have the first hash.
+    parts = [[set(part.split(".")) for part in content.split("-")] for content in (one, other)]
+    mine, theirs = (part[1:] or part for part in parts)
+    return len(mine) == len(theirs) and all(a & b for a, b in zip(mine, theirs, strict=True))
 
 
 def identity(content: str) -> str:
-    """Give the hash by which a sample is known that has no index: without usual padding."""
+    """Return the hash by which a sample is known that has no index: without usual padding."""
     return content.partition("-")[0]
 
 
 def _hashes(parts: list[Tensor]) -> str:
-    if not any(_is_sequence(part) for part in parts):
+    if not any(map(_is_sequence, parts)):
         return _hash(parts)
-    own = [
-        ".".join(_hash([p]) for p in (_without_run(part, last=True), _without_run(part), part))
-        if _is_sequence(part)
-        else _hash([part])
-        for part in parts
-    ]
+    own = (".".join(_hash([form]) for form in _forms(part)) for part in parts)
     return "-".join((_hash([_unpadded(part) for part in parts]), *own))
 
 
@@ -231,13 +215,13 @@ def _is_sequence(sample: Tensor) -> bool:
     return sample.ndim in (1, 2) and len(sample) > 1 and sample.numel() > 0
 
 
-def _without_run(sample: Tensor, *, last: bool = False) -> Tensor:
-    """Cut off the repetitions of a sequence's last value, or of its first."""
-    rows = sample.reshape(len(sample), -1)
-    kept = (rows != rows[-1 if last else 0]).any(1).nonzero()
-    if not len(kept):
-        return sample[:0]
-    return sample[: int(kept[-1]) + 1] if last else sample[int(kept[0]) :]
+def _forms(sample: Tensor) -> Iterator[Tensor]:
+    """Return a sample whole, and a sequence without its last and its first value's run as well."""
+    yield sample
+    if _is_sequence(sample):
+        rows = sample.reshape(len(sample), -1)
+        yield _trimmed(sample, (rows != rows[-1]).any(1), begin=False)
+        yield _trimmed(sample, (rows != rows[0]).any(1), end=False)
 
 
 def _unpadded(sample: Tensor) -> Tensor:
@@ -246,8 +230,15 @@ def _unpadded(sample: Tensor) -> Tensor:
         return sample
     rows = sample.reshape(len(sample), -1)
     padding = torch.tensor(_PADDING, dtype=rows.dtype if rows.is_floating_point() else torch.long)
-    kept = torch.isin(rows.to(padding.dtype), padding).all(1).logical_not().nonzero()
-    return sample[int(kept[0]) : int(kept[-1]) + 1] if len(kept) else sample[:0]
+    return _trimmed(sample, ~torch.isin(rows.to(padding.dtype), padding).all(1))
+
+
+def _trimmed(sample: Tensor, kept: Tensor, *, begin: bool = True, end: bool = True) -> Tensor:
+    """Cut off the rows before the first that is kept, and those behind the last."""
+    places = kept.nonzero()
+    if not len(places):
+        return sample[:0]
+    return sample[int(places[0]) * begin : int(places[-1]) + 1 if end else None]
 
 
 def _tensors(content: object) -> Iterator[Tensor]:

@@ -1,13 +1,14 @@
-"""Every hook around a training's steps: one table for all, and the order of their calls."""
+"""Every hook around a training's steps: one table for all; and what an observer sees."""
 
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -17,11 +18,10 @@ from paceline.distributed.group import Group
 from paceline.errors import InterruptedTraining
 from paceline.optim.schedule import Schedule
 from paceline.options.fields import OptionValue
-from paceline.results.metrics_table import EpochRow
-from paceline.training.components import Components
-from paceline.training.hooks.base import ADDED_HOOKS, StepHook, StepHooks
+from paceline.training.hooks.base import StepHook, StepHooks
 from paceline.training.hooks.learning_rate import LearningRateSchedule
 from paceline.training.hooks.metrics_logger import MetricsLogger
+from paceline.training.hooks.observer import OBSERVER
 from paceline.training.hooks.step_checks import (
     LoopChecks,
     RareReplicaChecks,
@@ -31,7 +31,6 @@ from paceline.training.hooks.step_checks import (
     SubsetChecks,
 )
 from paceline.training.optimizer_step import OptimizerStep
-from paceline.training.snapshots.train_state import TrainState
 from paceline.training.status_exchange import StopFlag
 from tests.support.ranks import run_ranks
 from tests.support.sessions import (
@@ -115,71 +114,49 @@ def test_the_table_has_them_all() -> None:
     assert found == {*TABLE}
 
 
-class Recording(StepHook):
-    """Notes what is called, and has a state."""
+class Recording:
+    """Notes what is called, and ends epochs after a step."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
-        self.position = TrainState()
 
-    def setup(
-        self, components: Components, position: TrainState, saved: Mapping[str, object]
-    ) -> None:
-        self.position = position
-        self.calls.append(("setup", list(components.models), position.step, saved.get("recorded")))
+    def begin(self, models: Mapping[str, nn.Module]) -> None:
+        self.calls.append(("begin", list(models)))
 
-    def begin_step(self, step: int, batch: Batch | None) -> None:
-        self.calls.append(("begin_step", step, None if batch is None else batch.local))
+    def epoch(self, number: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+        self.calls.append(("epoch", number))
+        yield from islice(batches, 1)
 
-    def before_backward(self, loss: Tensor, weight: float) -> None:
-        self.calls.append(("before_backward", weight))
+    def batch(self, epoch: int, batch: Batch) -> None:
+        self.calls.append(("batch", epoch, batch.local))
 
-    def after_step(self, step: int) -> None:
-        self.calls.append(("after_step", step))
+    def backward(self, loss: Tensor, weight: float) -> None:
+        self.calls.append(("backward", weight))
 
-    def after_evaluation(self, metrics: Mapping[str, float], samples: int) -> None:
-        self.calls.append(("after_evaluation", dict(metrics), samples))
-
-    def end_epoch(self, row: EpochRow) -> None:
-        self.calls.append(("end_epoch", row.epoch))
-
-    def state_dict(self) -> Mapping[str, object]:
-        return {"recorded": self.position.step}
+    def evaluated(self, metrics: Mapping[str, float], samples: int) -> None:
+        self.calls.append(("evaluated", dict(metrics), samples))
 
 
-def record(group: Group, directory: Path, epochs: int) -> list[object]:
-    """Train epochs of two steps, each in two pieces but the last; returns the calls."""
-    hook = Recording()
-    ADDED_HOOKS.set((hook,))
+def record(group: Group, directory: Path) -> list[object]:
+    """Train two epochs, each step in two pieces; returns what an observer sees."""
+    observer = Recording()
+    OBSERVER.set(observer)
     with session_on(group, directory, {"max_batch_per_worker": 2}) as s:
         model = s.model(net())
         s.optimizer(sgd(model))
-        batches = s.loader(TensorDataset(*points(6)), global_batch=4)
+        batches = s.loader(TensorDataset(*points(8)), global_batch=4)
         test = s.eval_loader(TensorDataset(*points(3)))
-        for _ in s.epochs(epochs):
+        for _ in s.epochs(2):
             for batch in batches:
                 s.step(F.cross_entropy(model(pair_of(batch)[0]), pair_of(batch)[1]))
             s.evaluate(lambda _: {"ones": 1.0}, test)
-    return hook.calls
+    return observer.calls
 
 
 @pytest.mark.ranks
-def test_they_are_called_in_this_order(tmp_path: Path) -> None:
-    def epoch(number: int) -> list[object]:
-        step = 2 * number
-        return [
-            ("begin_step", step, 2),
-            ("before_backward", 0.5),
-            ("begin_step", step, 2),
-            ("before_backward", 0.5),
-            ("after_step", step + 1),
-            ("begin_step", step + 1, 2),
-            ("before_backward", 1.0),
-            ("after_step", step + 2),
-            ("after_evaluation", {"ones": 1.0}, 3),
-            ("end_epoch", number + 1),
-        ]
-
-    expected = [("setup", ["model"], 0, None), *epoch(0)]
-    assert run_ranks(1, record, tmp_path, 1) == [expected]
-    assert run_ranks(1, record, tmp_path, 2) == [[("setup", ["model"], 2, 2), *epoch(1)]]
+def test_an_observer_sees_it_all_and_may_end_an_epoch(tmp_path: Path) -> None:
+    expected: list[object] = [("begin", ["model"])]
+    for epoch in range(2):
+        expected += [("epoch", epoch), *[("batch", epoch, 2), ("backward", 0.5)] * 2]
+        expected += [("evaluated", {"ones": 1.0}, 3)]
+    assert run_ranks(1, record, tmp_path) == [expected]

@@ -13,8 +13,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.data.batch import Batch
-from paceline.training.components import Components
-from paceline.training.snapshots.train_state import TrainState
 from paceline.verify.events import (
     Backward,
     Began,
@@ -37,8 +35,9 @@ from paceline.verify.events import (
     Wrote,
     read_events,
 )
-from paceline.verify.observing.observer import Observer, SessionHook
+from paceline.verify.observing.observer import Observer
 from paceline.verify.observing.script_hooks import watched
+from paceline.verify.observing.session import SessionWatch
 from paceline.verify.source_lines import code_at
 from paceline.verify.trial import EnoughSeenError, Trial
 
@@ -47,6 +46,10 @@ from paceline.verify.trial import EnoughSeenError, Trial
 def observer(tmp_path: Path) -> Observer:
     trial = Trial(request="", records=str(tmp_path), steps=2)
     return Observer(trial, 0, EventWriter(tmp_path / "rank-0.jsonl"))
+
+
+def noted(observer: Observer, *kinds: type[Event]) -> list[Event]:
+    return [e for e in read_events(observer.writer.path) if isinstance(e, kinds)]
 
 
 def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
@@ -66,14 +69,10 @@ def test_what_is_printed_is_noted_on_what_looks_like_the_real_stream(
 
 
 def test_a_session_tells_it_all(observer: Observer) -> None:
-    watcher = SessionHook(observer)
-    model = nn.Linear(2, 1)
-    components, position = Components(), TrainState()
-    components.models["model"] = model
-    components.optimizers.append(torch.optim.SGD(model.parameters()))
-    watcher.setup(components, position, {})
-    watcher.begin_step(0, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
-    watcher.before_backward(torch.tensor(0.5), 0.25)
+    watch, batch = SessionWatch(observer), Batch(torch.ones(2, 2), 2, 4, np.array([3, 5]))
+    watch.begin({"model": nn.Linear(2, 1)})
+    watch.batch(0, batch)
+    watch.backward(torch.tensor(0.5), 0.25)
     handed, drawn, began, backward = read_events(observer.writer.path)
     assert isinstance(began, Began)
     assert isinstance(handed, ModelBuilt)
@@ -81,9 +80,10 @@ def test_a_session_tells_it_all(observer: Observer) -> None:
     assert isinstance(drawn, Drawn)
     assert (drawn.samples, drawn.total, drawn.trains) == (("3", "5"), 4, True)
     assert backward == Backward(0.5, 0.25, fed=((-1, 0),))
-    position.epoch = 2
+    assert len(list(watch.epoch(1, iter([batch] * 3)))) == 2
+    assert noted(observer, PassEnded) == [PassEnded(-1, 1, True)]
     with pytest.raises(EnoughSeenError):
-        watcher.begin_step(9, Batch(torch.ones(2, 2), 2, 4, np.array([3, 5])))
+        watch.batch(2, batch)
 
 
 def test_a_plain_script_is_seen_from_outside(observer: Observer) -> None:
@@ -197,10 +197,6 @@ def test_figures_that_a_schedule_follows_are_noted(observer: Observer) -> None:
         plateau.step(metrics=torch.tensor(0.25))
     noted = [e for e in read_events(observer.writer.path) if isinstance(e, Monitored)]
     assert noted == [Monitored(0.5), Monitored(0.25)]
-
-
-def noted(observer: Observer, *kinds: type[Event]) -> list[Event]:
-    return [e for e in read_events(observer.writer.path) if isinstance(e, kinds)]
 
 
 def test_a_backward_pass_says_what_it_was_fed_and_what_it_adds_to(observer: Observer) -> None:

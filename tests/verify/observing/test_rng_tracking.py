@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.verify.observing.rng_tracking import drawn_from, dropout_watched, rng_states
+from paceline.verify.observing.rng_tracking import drawn_from, rng_states, watch_dropout
+from paceline.verify.patching import Patches
 
 
 def test_who_was_drawn_from() -> None:
@@ -32,17 +33,20 @@ def test_who_was_drawn_from() -> None:
 def test_dropout_draws_and_changes_nothing() -> None:
     original, given = F.dropout, torch.ones(100, requires_grad=True)
     seen: list[int] = []
+    watch = partial(
+        watch_dropout, before=lambda t: seen.append(len(t)), after=lambda: seen.append(-1)
+    )
     torch.manual_seed(1)
     dropped = F.dropout(given, 0.5)
     after = torch.rand(1)
     torch.manual_seed(1)
-    with dropout_watched(
-        lambda t: seen.append(len(t)), lambda: seen.append(-1), keep=lambda: False
-    ):
+    with Patches() as patches:
+        watch(patches, keep=lambda: False)
         assert torch.equal(torch.nn.Dropout(0.5)(given), given)
         assert torch.equal(torch.nn.Dropout(0.5, inplace=True)(given * 2), given * 2)
     torch.manual_seed(1)
-    with dropout_watched(lambda t: seen.append(len(t)), lambda: seen.append(-1), keep=lambda: True):
+    with Patches() as patches:
+        watch(patches, keep=lambda: True)
         assert torch.equal(F.dropout(given, 0.5), dropped)
         assert torch.equal(torch.rand(1), after)
         assert torch.equal(F.dropout(given, 0.5, training=False), given)
@@ -79,9 +83,13 @@ def test_dropout_within_layers_changes_nothing_either(
     after = torch.rand(1)
     for keeps, expected in ((False, layer(given, 0.0)), (True, dropped)):
         torch.manual_seed(1)
-        with dropout_watched(
-            lambda _: seen.append("before"), lambda: seen.append("after"), keep=partial(bool, keeps)
-        ):
+        with Patches() as patches:
+            watch_dropout(
+                patches,
+                lambda _: seen.append("before"),
+                lambda: seen.append("after"),
+                keep=partial(bool, keeps),
+            )
             assert torch.equal(layer(given, 0.5), expected)
         assert torch.equal(torch.rand(1), after)
     assert not torch.equal(dropped, layer(given, 0.0))

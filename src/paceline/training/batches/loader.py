@@ -11,6 +11,7 @@ from paceline.data.loading.dataset_worker import Collate
 from paceline.distributed.work_division import Division, share
 from paceline.training.batches.plan import TrainPlan
 from paceline.training.batches.sources import DataSource
+from paceline.training.hooks.observer import OBSERVER
 
 Open = Callable[[], BatchSource]
 
@@ -150,7 +151,9 @@ class Loader(_Reader):
 
     def read(self, epoch: int, first_step: int) -> Iterator[Batch]:
         """Give the batches of one epoch from a step on."""
-        return self.source.train_batches(self.plan.epoch(self._seed, epoch, first_step, self._rank))
+        part = self.plan.epoch(self._seed, epoch, first_step, self._rank)
+        batches, observer = self.source.train_batches(part), OBSERVER.get()
+        return batches if observer is None else observer.epoch(epoch, batches)
 
     def read_ahead(self, epoch: int) -> None:
         """Let loader processes start reading an epoch."""

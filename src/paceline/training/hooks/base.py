@@ -1,14 +1,12 @@
 """`StepHook`: what is done around a training's steps. Read this first to add something there.
 
-`paceline.training.setup` lists the hooks of a training; those of its process that aren't Paceline's
-own stand in `ADDED_HOOKS`.
+`paceline.training.setup` lists the hooks of a training.
 """
 
 # ruff: noqa: B024, B027  # no method is abstract: those that aren't written do nothing
 
 from abc import ABC
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from typing import final
 
 from torch import Tensor
@@ -91,10 +89,6 @@ class StepHook(ABC):
         Called on the workers that write snapshots, which have to give the same.
         """
         return {}
-
-
-ADDED_HOOKS: ContextVar[tuple[StepHook, ...]] = ContextVar("added_hooks", default=())
-"""Further hooks of the trainings that this process begins."""
 
 
 @final

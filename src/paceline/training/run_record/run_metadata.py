@@ -24,7 +24,7 @@ from paceline.training.batches.plan import TrainPlan
 from paceline.training.components import cuts_at_buckets
 from paceline.training.config import TrainRequest
 from paceline.training.engine import Engine
-from paceline.training.hooks.base import ADDED_HOOKS
+from paceline.training.hooks.observer import OBSERVER
 from paceline.training.options import LoopOptions
 from paceline.training.profiling.gpu_monitor import peak_memory
 from paceline.training.run_record.numerics import describe, describe_kernels, numerics_of_all
@@ -67,7 +67,7 @@ def describe_run(engine: Engine, request: TrainRequest) -> dict[str, object]:
 
 def _revision(request: TrainRequest, group: Group) -> dict[str, object] | None:
     """Say which commit the training's code is of; asked once, by rank 0, which writes it."""
-    if group.rank != 0 or ADDED_HOOKS.get():  # watched by `verify`: no program, nothing is kept
+    if group.rank != 0 or OBSERVER.get():  # watched by `verify`: no program, nothing is kept
         return None
     return find_revision(request.reference)
 

@@ -1,8 +1,7 @@
 """Where each rank is when ranks wait for one another in vain."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.distributed.node_rows import NodeRows
 from paceline.launch.errors.failures import WorkerFailure, is_lost_peer
 from paceline.options.figures import plural
 from paceline.verify.events import Ended, Event, Stepped
@@ -38,46 +36,32 @@ _CALLS = (
     "scatter_object_list",
 )
 _WIDTH = 1024
-_NOWHERE = "in no such call"
+_BACKWARD, _NOWHERE = "a backward pass", "in no such call"
 
 
-@contextmanager
-def locations_recorded(
-    records: Path, rank: int, met: Callable[[str], None] = lambda _: None
-) -> Iterator[None]:
+def record_locations(
+    patches: Patches, records: Path, rank: int, met: Callable[[str], object]
+) -> None:
     """Keep the name of the collective call that a rank is in, in a file that outlives the rank.
 
     Args:
         met: Is called with its name after each collective call.
     """
-    with _path(records, rank).open("wb", buffering=0) as file, Patches() as patches:
-        for name in _CALLS:
-            patches.hook(dist, name, partial(_call, file, f"{name}()", met))
-        # A session's small exchanges on one node have no call of torch's.
-        patches.hook(NodeRows, "gather", partial(_call, file, "an exchange of the session's", met))
-        patches.hook(Tensor, "backward", partial(_call, file, "a backward pass", _nothing))
-        name = "the making of DistributedDataParallel"
-        patches.hook(DistributedDataParallel, "__init__", partial(_call, file, name, met))
-        yield
+    file = patches.enter_context(_path(records, rank).open("wb", buffering=0))
 
+    def call(name: str, original: Callable[..., object], /, *a: object, **named: object) -> object:
+        _note(file, f"{name} at {at}" if (at := caller()) else name)
+        result = original(*a, **named)
+        _note(file, "")  # not where it fails: that is where the rank was
+        if name != _BACKWARD:  # by itself no collective
+            met(name)
+        return result
 
-def _nothing(name: str) -> None:
-    """Does nothing: a backward pass by itself is no collective."""
-
-
-def _call(
-    file: FileIO,
-    name: str,
-    done: Callable[[str], None],
-    original: Callable[..., object],
-    *arguments: object,
-    **named: object,
-) -> object:
-    _note(file, f"{name} at {at}" if (at := caller()) else name)
-    result = original(*arguments, **named)
-    _note(file, "")  # not where it fails: that is where the rank was
-    done(name)
-    return result
+    for name in _CALLS:
+        patches.hook(dist, name, partial(call, f"{name}()"))
+    patches.hook(Tensor, "backward", partial(call, _BACKWARD))
+    wrapping = partial(call, "the making of DistributedDataParallel")
+    patches.hook(DistributedDataParallel, "__init__", wrapping)
 
 
 def _note(file: FileIO, name: str) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -62,16 +60,11 @@ def _is_cache(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
-@contextmanager
-def files_watched(observer: Observer) -> Iterator[None]:
-    """Note files that the script opens while the block runs."""
+def watch_files(observer: Observer, patches: Patches) -> None:
+    """Note files that the script opens, as long as the patches last."""
     watch = _FileWatch(observer)
     # An audit hook stays for as long as the process does.
     sys.addaudithook(watch.audit)
-    with Patches() as patches:
-        # PyTorch writes in C++, which audits nothing.
-        patches.before(torch, "save", lambda _, f, *__, **___: watch.opened(f, writes=True))
-        try:
-            yield
-        finally:
-            watch.is_on = False
+    patches.callback(setattr, watch, "is_on", False)
+    # PyTorch writes in C++, which audits nothing.
+    patches.before(torch, "save", lambda _, f, *__, **___: watch.opened(f, writes=True))

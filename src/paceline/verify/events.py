@@ -1,6 +1,7 @@
 """What a worker sees of a training, event by event, on disk as a JSON object a line."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -319,6 +320,15 @@ class EventWriter:
         line = json.dumps([type(event).__name__, asdict(event)])
         with self.path.open("a") as file:
             file.write(line + "\n")
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written so far."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def forget(self, size: int) -> None:
+        """Remove the events written since the file had this size."""
+        os.truncate(self.path, size)
 
 
 def read_events(path: Path) -> list[Event]:

@@ -146,6 +146,7 @@ def test_the_third_epoch_is_enough(observer: Observer) -> None:
     with watched(observer), pytest.raises(EnoughSeenError):
         train()
     assert epochs == 2
+    assert len(noted(observer, PassBegun)) == len(noted(observer, Drawn)) == 2
 
 
 def test_loaders_that_one_line_makes_are_told_apart(observer: Observer) -> None:

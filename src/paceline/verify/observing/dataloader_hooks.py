@@ -76,7 +76,7 @@ class LoaderWatch:
             before.is_over = True
         site, base = getattr(loader, _SITE, (0, 0))
         self._unused[base] = 0
-        own = self.observer.passes.begin(site)
+        own, self.observer.kept = self.observer.passes.begin(site), self.observer.writer.size
         own.iterator = weakref.ref(iterator)
         setattr(iterator, _PASS, own)
         self.observer.place(f"pass {site}")

@@ -26,7 +26,7 @@ from paceline.verify.observing.perturbation import disturb_weights
 from paceline.verify.observing.rng_tracking import rng_states
 from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import hash_tensor
-from paceline.verify.trial import Trial
+from paceline.verify.trial import EnoughSeenError, Trial
 
 
 @final
@@ -54,6 +54,8 @@ class Observer:
     in_wrapper: int = 0
     """How deep in DistributedDataParallel's forward pass."""
     passes: Passes = field(init=False)
+    kept: int = 0
+    """Size of the events up to the newest pass's begin, or to the newest step."""
     _batches: int = 0
     _wrapped: set[int] = field(default_factory=set)
     """Modules in a DistributedDataParallel, by id."""
@@ -155,6 +157,18 @@ class Observer:
             self.record(Evaluated(self.buffers()))
 
     # Batches and random numbers
+
+    def use_batches(self) -> tuple[tuple[int, int], ...]:
+        """Return the passes that feed a backward pass, or a step without one.
+
+        Raises:
+            EnoughSeenError: It begins one epoch more than are wanted, of which nothing is kept.
+        """
+        try:
+            return self.passes.backward()
+        except EnoughSeenError:
+            self.writer.forget(self.kept)
+            raise
 
     def batch_came(self) -> None:
         """Reset what is known since the last batch."""

@@ -51,15 +51,11 @@ class StepWatch:
     """Hashes of the weights that nothing trains, at the last backward pass of this step."""
 
     def before_backward(self, loss: Tensor, *_: object, **__: object) -> None:
-        """Note a backward pass of a plain script.
-
-        Raises:
-            EnoughSeenError: It begins one epoch more than are wanted.
-        """
+        """Note a backward pass of a plain script."""
         observer = self.observer
         if loss.numel() > 1 or observer.in_session:
             return
-        fed = observer.passes.backward()
+        fed = observer.use_batches()
         observer.begin()
         observer.record_draws()
         self._note_moved()
@@ -110,7 +106,7 @@ class StepWatch:
         self._stepping.append(optimizer)
         if len(self._stepping) > 1:
             return
-        observer.passes.backward()  # where gradients come from torch.autograd.grad
+        observer.use_batches()  # where gradients come from torch.autograd.grad
         observer.place("step")
         number, parameters = self.number_of(optimizer), _parameters(optimizer)
         self._note_modes(number, parameters)
@@ -150,6 +146,7 @@ class StepWatch:
             state=self._state_of(optimizer),
         )
         observer.writer.write(stepped)
+        observer.kept = observer.writer.size
         if sum(self.steps) == observer.trial.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)  # as a host does that is lost
 

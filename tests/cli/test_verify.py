@@ -43,7 +43,7 @@ def test_a_recipe_with_shards_has_the_same_bits(paceline: Paceline, tmp_path: Pa
 def test_a_recipe_whose_batchnorm_sees_shares(paceline: Paceline, tmp_path: Path) -> None:
     done = paceline.run("verify", "digits", "--steps", "2", "--tolerance", "1e-4", *QUICK)
     assert done.code == 65, done.err
-    assert "1. batchnorm-share (2 workers, from step 0 on" in done.out
+    assert "1. batchnorm-share (2 workers, from step 1 on" in done.out
     assert verdicts(tmp_path) == ["-", "different"]
 
 
@@ -136,17 +136,17 @@ def test_the_page_is_made_from_what_json_holds() -> None:
     outcome = VerifyResult(results=results, limits=limits, unseen=("what --steps cuts off",))
     found = json.loads(json.dumps(as_json(outcome)))
     assert found["losses"] == [
-        {"launch": "1 worker", "from_step": 0, "values": [1.0, 0.5]},
-        {"launch": "1 worker", "from_step": 0, "values": [1.0, 0.75]},
+        {"launch": "1 worker", "from_step": 1, "values": [1.0, 0.5]},
+        {"launch": "1 worker", "from_step": 1, "values": [1.0, 0.75]},
     ]
     assert found["first_differences"] == [
-        {"launch": "1 worker", "step": 1, "in": ["loss", "gradients"]}
+        {"launch": "1 worker", "step": 2, "in": ["loss", "gradients"]}
     ]
     assert [" ".join(row).split() for row in found["table"]] == [
         line.split() for line in as_text(outcome).split("\n\n")[1].splitlines()
     ]
     page = render_verification(found)
-    for part in (found["verdict"], "step 1 is the first that differs", "<code>--steps</code>"):
+    for part in (found["verdict"], "step 2 is the first that differs", "<code>--steps</code>"):
         assert part in page
 
 

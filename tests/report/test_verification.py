@@ -26,8 +26,7 @@ FINDING = {
     "tensor": "0.weight",
     "lines": [{"file": "/home/me/train.py", "line": 26, "code": "loss *= world"}],
     "why": "another learning rate",
-    "paceline": "s.step(loss)",
-    "torch": "a mean loss",
+    "remedies": {"PyTorch": "a mean loss", "Paceline": "s.step(loss)"},
 }
 RAN = {
     "target": "train.py",
@@ -49,10 +48,10 @@ FOUND: Mapping[str, object] = {
     "table": [["workers", "steps", "verdict"], ["1", "3", "-"], ["2", "3", "different"]],
     "workers": [{"workers": 1, "steps": []}, {"workers": 2, "steps": STEPS}],
     "losses": [
-        {"launch": "1 worker", "from_step": 0, "values": [2.0, 1.5, 1.0]},
-        {"launch": "2 workers", "from_step": 0, "values": [2.0, None, 1.25]},
+        {"launch": "1 worker", "from_step": 1, "values": [2.0, 1.5, 1.0]},
+        {"launch": "2 workers", "from_step": 1, "values": [2.0, None, 1.25]},
     ],
-    "first_differences": [{"launch": "2 workers", "step": 1, "in": ["loss", "gradients"]}],
+    "first_differences": [{"launch": "2 workers", "step": 2, "in": ["loss", "gradients"]}],
     "findings": [FINDING],
     "limits": {"gradients": [1e-6, 2e-6], "weights": [1e-6], "meaning": "Sizes are relative."},
     "not_seen": ["the end of an epoch wasn't reached in 50 steps (--steps)"],
@@ -66,10 +65,10 @@ RESUMED: Mapping[str, object] = {
     "steps_before": [],
     "steps_after": STEPS,
     "losses": [
-        {"launch": "undisturbed", "from_step": 0, "values": [5.0, 4.0, 3.0, 2.0, 1.0]},
-        {"launch": "resumed", "from_step": 2, "values": [3.0, 2.5, 2.0]},
+        {"launch": "undisturbed", "from_step": 1, "values": [5.0, 4.0, 3.0, 2.0, 1.0]},
+        {"launch": "resumed", "from_step": 3, "values": [3.0, 2.5, 2.0]},
     ],
-    "first_differences": [{"launch": "resumed", "step": 3, "in": ["gradients"]}],
+    "first_differences": [{"launch": "resumed", "step": 4, "in": ["gradients"]}],
     "limits": {"gradients": [1e-6], "weights": [1e-6]},
 }
 
@@ -114,11 +113,11 @@ def test_the_verdict_comes_first_then_what_was_run_and_found() -> None:
             "Paceline 0.1.0, PyTorch 2.9.1",
             "The launches",
             "Sizes are relative.",
-            "On 2 workers step 1 is the first that differs: in loss and gradients.",
+            "On 2 workers step 2 is the first that differs: in loss and gradients.",
             "1. gradient-factor fault",
             "2 workers, from step 1 on, first in 0.weight",
             "train.py:26 loss *= world",
-            "Why another learning rate Paceline s.step(loss) PyTorch a mean loss",
+            "Why another learning rate PyTorch a mean loss Paceline s.step(loss)",
             "What could not be seen",
         )
     ]
@@ -132,29 +131,29 @@ def test_the_first_step_that_differs_is_marked_in_each_picture() -> None:
     assert [picture.slug for picture in pictures] == ["losses", "loss", "gradients", "weights"]
     for picture in pictures:
         (event,) = picture.events
-        assert (event.place, event.is_fault) == (1, True)
+        assert (event.place, event.is_fault) == (2, True)
     assert [line.points for line in losses.lines] == [
-        ((0.0, 2.0), (1.0, 1.5), (2.0, 1.0)),
-        ((0.0, 2.0), (2.0, 1.25)),
+        ((1.0, 2.0), (2.0, 1.5), (3.0, 1.0)),
+        ((1.0, 2.0), (3.0, 1.25)),
     ]
     # Equal bits and what isn't a number have no place on a logarithmic axis.
     assert all(picture.log_up for picture in distances)
     loss, gradients, weights = (picture.lines for picture in distances)
-    assert [line.points for line in loss] == [((1.0, 0.5), (2.0, 0.25))]
+    assert [line.points for line in loss] == [((2.0, 0.5), (3.0, 0.25))]
     assert [line.points for line in gradients] == [
-        ((1.0, 1.0), (2.0, 0.5)),
-        ((0.0, 1e-6), (1.0, 2e-6), (2.0, 2e-6)),  # the limit
+        ((2.0, 1.0), (3.0, 0.5)),
+        ((1.0, 1e-6), (2.0, 2e-6), (3.0, 2e-6)),  # the limit
     ]
     assert [line.points for line in weights] == [
-        ((0.0, 1e-8), (2.0, 0.1)),
-        ((0.0, 1e-6), (2.0, 1e-6)),
+        ((1.0, 1e-8), (3.0, 0.1)),
+        ((1.0, 1e-6), (3.0, 1e-6)),
     ]
 
 
 def test_a_picture_over_many_powers_of_ten_has_labels_and_the_mark() -> None:
     drawn = draw_lines(verification_pictures(FOUND)[-1])
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
-    assert {"0", "1", "2", "1e-08", "1e-06", "0.0001", "0.01"} <= {*labels}
+    assert {"1", "2", "3", "1e-08", "1e-06", "0.0001", "0.01"} <= {*labels}
     assert "0.5" not in labels  # there is no half step
     assert drawn.count("stroke:var(--bad)") == 1
 
@@ -181,12 +180,12 @@ def test_where_it_was_killed_and_where_it_went_on() -> None:
     assert [(event.place, event.label) for event in losses.events] == [
         (3, "killed after 3 steps"),
         (2, "resumed after 2 steps"),
-        (3, "first step that differs: 3"),
+        (4, "first step that differs: 4"),
     ]
-    assert losses.lines[1].points == ((2.0, 3.0), (3.0, 2.5), (4.0, 2.0))
-    assert loss.lines[0].points == ((3.0, 0.5), (4.0, 0.25))
+    assert losses.lines[1].points == ((3.0, 3.0), (4.0, 2.5), (5.0, 2.0))
+    assert loss.lines[0].points == ((4.0, 0.5), (5.0, 0.25))
     page = _WHOLE.sub(r"\1", render_verification(RESUMED))
-    assert "When it is resumed, step 3 is the first that differs: in gradients." in page
+    assert "When it is resumed, step 4 is the first that differs: in gradients." in page
     assert "--kill-at-step 3" in page
     assert "a.pt, b.pt, c.pt and 2 more" in page
 

@@ -15,9 +15,9 @@ from paceline.verify.compare import (
     measured_limits,
 )
 from paceline.verify.events import PassEnded
-from paceline.verify.trace import Trace, collect_trace
+from paceline.verify.trace import Trace
 from paceline.verify.verdict import Verdict, evaluate_launch, needs_yardstick
-from tests.verify.made import begun, launch, trained
+from tests.verify.made import begun, launch, trace_of, trained
 
 SAMPLES = ["1", "2"], ["3", "4"]
 
@@ -54,7 +54,7 @@ def test_rounding_is_what_the_yardstick_says() -> None:
     assert evaluate_launch(FIRST, other, wide).verdict == Verdict.ROUNDING
     found = evaluate_launch(FIRST, other, narrow)
     assert found.verdict == Verdict.DIFFERENT
-    assert [(f.cause, f.step, f.tensor) for f in found.findings] == [("unknown", 1, "w")]
+    assert [(str(f.cause), f.step, f.tensor) for f in found.findings] == [("unknown", 1, "w")]
     far = steps_with([1.0, 2.0 * (1 + 1e-5 * FACTOR * 4)], [1.0, 1.5])
     assert evaluate_launch(FIRST, far, wide).verdict == Verdict.DIFFERENT
 
@@ -129,7 +129,7 @@ def test_losses_are_those_of_all_ranks_as_they_compare_best() -> None:
     """A script may average its ranks' losses, or weight them by their samples (1 + 3 here)."""
     alone = launch([trained(["1", "2", "3", "4"], 1.75, 1.0)])
     ranks = [trained(["1"], 1.0, 1.0), trained(["2", "3", "4"], 2.0, 1.0)]
-    both = collect_trace([[begun(0, 0), *events, PassEnded(0, 0, False)] for events in ranks])
+    both = trace_of([[begun(0, 0), *events, PassEnded(0, 0, False)] for events in ranks])
     assert losses_of(alone) == [1.75]
     assert losses_of(both) == [1.5]
     assert losses_of(both, alone.steps) == [1.75]

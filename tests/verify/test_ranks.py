@@ -9,9 +9,9 @@ from paceline.verify.detectors.ranks import modes_apart
 from paceline.verify.detectors.samples import shares_overlap
 from paceline.verify.events import Drawn, Event, Met, ModeChanged, PassEnded
 from paceline.verify.finding import Case
-from paceline.verify.trace import by_content, collect_trace, cut_up_before
+from paceline.verify.trace import cut_up_before
 from paceline.verify.verdict import Verdict, evaluate_first, evaluate_launch
-from tests.verify.made import begun, stepped, trained
+from tests.verify.made import begun, stepped, trace_of, trained
 
 
 def rank_of(batches: int, *, ends: bool) -> list[Event]:
@@ -20,8 +20,8 @@ def rank_of(batches: int, *, ends: bool) -> list[Event]:
 
 
 def test_a_rank_that_waits_in_vain() -> None:
-    first = collect_trace([rank_of(3, ends=True)])
-    other = collect_trace([rank_of(3, ends=False), rank_of(2, ends=True)], "rank 0: timed out")
+    first = trace_of([rank_of(3, ends=True)])
+    other = trace_of([rank_of(3, ends=False), rank_of(2, ends=True)], "rank 0: timed out")
     found = evaluate_launch(first, other, given_limits(0.0))
     assert found.verdict == Verdict.FAILED
     assert "unequal-steps" in [str(f.cause) for f in found.findings]
@@ -29,7 +29,7 @@ def test_a_rank_that_waits_in_vain() -> None:
 
 
 def test_a_first_launch_that_fails() -> None:
-    found = evaluate_first(collect_trace([[]], "rank 0: KeyError"))
+    found = evaluate_first(trace_of([[]], "rank 0: KeyError"))
     assert (found.verdict, [f.what for f in found.findings]) == (
         Verdict.FAILED,
         ["rank 0: KeyError"],
@@ -47,7 +47,7 @@ def test_a_first_launch_that_fails() -> None:
 def test_ranks_that_share_out_different_orders(
     seeds: tuple[int, int], subsets: tuple[str, str], what: str
 ) -> None:
-    first = collect_trace([[begun(0, 0, samples=4), *trained(["0", "1", "2", "3"], 1.0, 1.0)]])
+    first = trace_of([[begun(0, 0, samples=4), *trained(["0", "1", "2", "3"], 1.0, 1.0)]])
     ranks: list[list[Event]] = [
         [
             Met(False),
@@ -57,7 +57,7 @@ def test_ranks_that_share_out_different_orders(
         ]
         for seed, subset in zip(seeds, subsets, strict=True)
     ]
-    found = evaluate_launch(first, collect_trace(ranks), given_limits(0.0))
+    found = evaluate_launch(first, trace_of(ranks), given_limits(0.0))
     causes = [str(f.cause) for f in found.findings]
     assert ("shares-overlap" in causes) == bool(what)
     assert ("padded-training" in causes) == (not what)
@@ -75,12 +75,12 @@ def test_data_that_ranks_cut_up_by_themselves() -> None:
             *step,
         ]
 
-    first = collect_trace([rank_with(["a", "b", "c", "d"])])
-    other = collect_trace([rank_with(["a", "c"]), rank_with(["b", "d"])])
-    assert cut_up_before(first, first) == cut_up_before(first, collect_trace([[]])) == set()
+    first = trace_of([rank_with(["a", "b", "c", "d"])])
+    other = trace_of([rank_with(["a", "c"]), rank_with(["b", "d"])])
+    assert cut_up_before(first, first) == cut_up_before(first, trace_of([[]])) == set()
     loaders = cut_up_before(first, other)
     assert loaders == {0}
-    one, two = (by_content(trace, loaders) for trace in (first, other))
+    one, two = (replace(trace, by_content=loaders) for trace in (first, other))
     assert evaluate_launch(one, two, given_limits(0.0)).verdict == Verdict.SAME_BITS
     assert evaluate_launch(first, other, given_limits(0.0)).verdict == Verdict.DIFFERENT
 
@@ -93,12 +93,12 @@ def test_a_rank_that_trains_in_evaluation_mode(
     later: tuple[ModeChanged, ...], accused: bool
 ) -> None:
     judging: list[Event] = [stepped(1.0), ModeChanged(0, 1, ("drop", "norm")), stepped(1.0)]
-    other = collect_trace([judging, [stepped(1.0), *later, stepped(1.0)]])
-    first = collect_trace([judging])
+    other = trace_of([judging, [stepped(1.0), *later, stepped(1.0)]])
+    first = trace_of([judging])
     case = Case(first=first, other=other, comparison=compare(first, other), beyond=None)
-    found = [(f.cause, f.step, f.rank, f.what) for f in modes_apart(case)]
+    found = [(str(f.cause), f.step, f.rank, f.what) for f in modes_apart(case)]
     what = (
-        "from step 1 on drop and 1 more trains in evaluation mode on rank 0, and in training mode "
+        "from step 2 on drop and 1 more trains in evaluation mode on rank 0, and in training mode "
         "on rank 1"
     )
     assert found == [("modes-apart", 1, 0, what)] * accused
@@ -109,8 +109,8 @@ def test_ranks_whose_samplers_are_told_different_epochs() -> None:
     ranks: list[list[Event]] = [
         [replace(begun(0, 1, replicas=2), epoch=epoch), *batch] for epoch in (1, 0)
     ]
-    other = collect_trace(ranks)
+    other = trace_of(ranks)
     case = Case(first=other, other=other, comparison=compare(other, other), beyond=None)
     (found,) = shares_overlap(case)
-    assert (found.cause, found.makes_different) == ("shares-overlap", True)
+    assert (str(found.cause), found.makes_different) == ("shares-overlap", True)
     assert "DistributedSamplers have different epochs (1, 0)" in found.what

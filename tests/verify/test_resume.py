@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from paceline.verify import causes as known
+from paceline.verify import resume_causes
+from paceline.verify.causes import Cause
 from paceline.verify.compare import LEAST, given_limits
-from paceline.verify.events import Drew, Stepped
-from paceline.verify.finding import Cause
+from paceline.verify.events import Drew, Scaled, Stepped
 from paceline.verify.resume import Launches, ResumeResult, choose_step, compare_resumed
 from paceline.verify.resume_report import resume_json, resume_text
 from paceline.verify.tensor_sketch import mark
-from paceline.verify.trace import Trace, collect_trace
+from paceline.verify.trace import Trace
 from paceline.verify.verdict import Verdict
 from tests.verify.conftest import Verify
-from tests.verify.made import begun, launch, stepped, tensor_of, trained
+from tests.verify.made import begun, launch, stepped, tensor_of, trace_of, trained
 
 # What follows from records.
 
@@ -76,14 +78,14 @@ def test_the_step_that_it_goes_on_after_is_found_by_the_weights(begins_at: int) 
 @pytest.mark.parametrize(
     ("changes", "causes"),
     [
-        ({"rates": (0.1,)}, [Cause.SCHEDULE_NOT_RESTORED]),
-        ({"state_before": ""}, [Cause.OPTIMIZER_NOT_RESTORED]),
-        ({"before": weights(weight_after(3) + 1e-3)}, [Cause.WEIGHTS_NOT_RESTORED]),
+        ({"rates": (0.1,)}, [resume_causes.SCHEDULE_NOT_RESTORED]),
+        ({"state_before": ""}, [resume_causes.OPTIMIZER_NOT_RESTORED]),
+        ({"before": weights(weight_after(3) + 1e-3)}, [resume_causes.WEIGHTS_NOT_RESTORED]),
         (
             {"rates": (0.1,), "state_before": "state-0"},
-            [Cause.OPTIMIZER_NOT_RESTORED, Cause.SCHEDULE_NOT_RESTORED],
+            [resume_causes.OPTIMIZER_NOT_RESTORED, resume_causes.SCHEDULE_NOT_RESTORED],
         ),
-        ({"gradients": weights(0.6)}, [Cause.UNKNOWN]),
+        ({"gradients": weights(0.6)}, [known.UNKNOWN]),
     ],
 )
 def test_what_isnt_restored_is_named(changes: dict[str, object], causes: list[Cause]) -> None:
@@ -105,7 +107,7 @@ def test_each_of_several_optimizers_has_to_be_restored(state: str) -> None:
             replace(step, stepped=(replace(step.stepped[0], optimizer=owner),))
             for step, owner in zip(trace.steps, owners, strict=False)
         )
-        return replace(trace, steps=tuple(steps))
+        return replace(trace, only=tuple(steps))
 
     resumed = of(part(3), 3)
     first, second, third = resumed.steps
@@ -113,13 +115,13 @@ def test_each_of_several_optimizers_has_to_be_restored(state: str) -> None:
     launches = Launches(
         whole=of(part(0), 0),
         killed=of(part(0, last=4), 0),
-        resumed=replace(resumed, steps=(first, begun, third)),
+        resumed=replace(resumed, only=(first, begun, third)),
         kill_at=4,
         saved=("last.pt",),
         cut_at=50,
     )
     found = compare_resumed(launches, given_limits(LEAST))
-    causes = [] if state else [(Cause.OPTIMIZER_NOT_RESTORED, 4)]
+    causes = [] if state else [(resume_causes.OPTIMIZER_NOT_RESTORED, 4)]
     assert [(finding.cause, finding.step) for finding in found.findings] == causes
 
 
@@ -129,7 +131,7 @@ def test_an_optimizer_without_a_state_has_none_to_restore() -> None:
             return replace(step, state="", state_before="")
 
         steps = (replace(s, stepped=tuple(map(without, s.stepped))) for s in trace.steps)
-        return replace(trace, steps=tuple(steps))
+        return replace(trace, only=tuple(steps))
 
     launches = Launches(
         whole=plain(part(0)),
@@ -145,8 +147,8 @@ def test_an_optimizer_without_a_state_has_none_to_restore() -> None:
 def test_other_samples_are_another_order() -> None:
     resumed = part(3)
     other = replace(resumed.steps[0], samples=(("s0",),))
-    found = judged(replace(resumed, steps=(other, *resumed.steps[1:])))
-    assert [finding.cause for finding in found.findings] == [Cause.ORDER_NOT_RESTORED]
+    found = judged(replace(resumed, only=(other, *resumed.steps[1:])))
+    assert [finding.cause for finding in found.findings] == [resume_causes.ORDER_NOT_RESTORED]
     assert "it trains on other samples from step 3 on" in found.findings[0].what
     assert any("with other samples" in sentence for sentence in found.unseen)
 
@@ -159,14 +161,14 @@ def test_batches_that_are_only_skipped_are_no_other_order() -> None:
         samples=(("s1", "s2", "s3"),),
         contents=(("look-1", "look-2", "look-3"),),
     )
-    found = judged(replace(resumed, steps=(first, *resumed.steps[1:])))
+    found = judged(replace(resumed, only=(first, *resumed.steps[1:])))
     assert (found.verdict, found.begins_at) == (Verdict.SAME_BITS, 3)
 
 
 def test_samples_that_look_otherwise_are_other_random_numbers() -> None:
     def looking(trace: Trace, how: str) -> Trace:
         steps = (replace(step, contents=((how,),)) for step in trace.steps)
-        return replace(trace, steps=tuple(steps))
+        return replace(trace, only=tuple(steps))
 
     whole, killed = looking(part(0), "a"), looking(part(0, last=4), "a")
     launches = Launches(
@@ -178,13 +180,13 @@ def test_samples_that_look_otherwise_are_other_random_numbers() -> None:
         cut_at=50,
     )
     found = compare_resumed(launches, given_limits(LEAST))
-    assert [finding.cause for finding in found.findings] == [Cause.RANDOM_NOT_RESTORED]
+    assert [finding.cause for finding in found.findings] == [resume_causes.RANDOM_NOT_RESTORED]
 
 
 @pytest.mark.parametrize(("state", "cause"), [("d0", "random-not-restored"), ("d3", "unknown")])
 def test_draws_in_a_step_are_told_from_what_nobody_knows(state: str, cause: str) -> None:
     def drawing(trace: Trace, states: Sequence[str]) -> Trace:
-        return replace(trace, drew=(tuple(Drew("step", s) for s in states),))
+        return replace(trace, ranks=((*trace.ranks[0], *(Drew("step", s) for s in states)),))
 
     states = [f"d{number}" for number in range(STEPS)]
     launches = Launches(
@@ -201,7 +203,7 @@ def test_draws_in_a_step_are_told_from_what_nobody_knows(state: str, cause: str)
 
 def test_a_loss_scale_that_begins_anew() -> None:
     def scaled(trace: Trace, scales: Sequence[float]) -> Trace:
-        return replace(trace, scales=(tuple(scales),))
+        return replace(trace, ranks=((*trace.ranks[0], *map(Scaled, scales)),))
 
     launches = Launches(
         whole=scaled(part(0), [64.0, 64.0, 32.0, 32.0, 16.0, 16.0]),
@@ -213,14 +215,14 @@ def test_a_loss_scale_that_begins_anew() -> None:
     )
     (finding,) = compare_resumed(launches, given_limits(LEAST)).findings
     assert (finding.cause, finding.what) == (
-        Cause.SCALE_NOT_RESTORED,
+        resume_causes.SCALE_NOT_RESTORED,
         "its loss scale is 64 instead of 32",
     )
 
 
 def test_beginning_anew_is_a_fault_where_something_was_saved() -> None:
     found = judged(part(0))
-    assert [finding.cause for finding in found.findings] == [Cause.NOT_RESUMED]
+    assert [finding.cause for finding in found.findings] == [resume_causes.NOT_RESUMED]
     assert "though it had written last.pt" in found.findings[0].what
     nothing = judged(part(0), saved=())
     assert (nothing.verdict, nothing.findings) == (Verdict.NOTHING, ())
@@ -231,7 +233,7 @@ def test_a_command_that_doesnt_do_the_same_twice_says_nothing_of_resuming() -> N
     killed = part(0, last=4, gradients=weights(0.7))
     found = judged(part(3), killed=killed)
     assert found.verdict == Verdict.NOTHING
-    assert [finding.cause for finding in found.findings] == [Cause.NOT_REPEATABLE]
+    assert [finding.cause for finding in found.findings] == [resume_causes.NOT_REPEATABLE]
     assert resume_text(found).startswith("nothing to compare: not-repeatable")
 
 
@@ -239,7 +241,7 @@ def test_a_launch_that_fails_or_takes_no_step() -> None:
     failed = judged(replace(part(3, last=3), failure="FileNotFoundError: last.pt"))
     assert (failed.verdict, failed.is_good) == (Verdict.FAILED, False)
     assert resume_text(failed).startswith("failed when it was resumed: killed after 4 steps")
-    over = judged(collect_trace([[begun(0, 0)]]))
+    over = judged(trace_of([[begun(0, 0)]]))
     assert over.verdict == Verdict.NOTHING
     assert "took no step" in over.unseen[0]
 

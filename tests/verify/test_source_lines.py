@@ -10,9 +10,9 @@ from paceline.verify.compare import given_limits
 from paceline.verify.events import Backward, Clipped, Combined, Event, Met, Placed, Scaled, Stepped
 from paceline.verify.source_lines import assigned, caller, code_at
 from paceline.verify.tensor_sketch import mark
-from paceline.verify.trace import Trace, collect_trace
+from paceline.verify.trace import Trace
 from paceline.verify.verdict import evaluate_launch
-from tests.verify.made import begun, stepped, tensor_of, trained
+from tests.verify.made import begun, stepped, tensor_of, trace_of, trained
 
 
 def test_the_innermost_line_of_the_users_own_code() -> None:
@@ -73,7 +73,7 @@ def started(events: Iterable[Event], weight: float) -> list[Event]:
 
 
 def launch(*ranks: list[Event]) -> Trace:
-    return collect_trace([[begun(0, 0), *events] for events in ranks])
+    return trace_of([[begun(0, 0), *events] for events in ranks])
 
 
 def found(first: Trace, other: Trace) -> list[tuple[str, tuple[str, ...]]]:

@@ -5,9 +5,7 @@ import pytest
 from paceline.verify.compare import compare, given_limits
 from paceline.verify.detectors.steps import (
     batchnorm_share,
-    chance,
     no_mean_over_samples,
-    other_values,
     rate_apart,
 )
 from paceline.verify.events import (
@@ -20,9 +18,9 @@ from paceline.verify.events import (
     PassEnded,
 )
 from paceline.verify.finding import Case
-from paceline.verify.remedies import ADVICE
-from paceline.verify.trace import Trace, collect_trace
-from tests.verify.made import begun, stepped
+from paceline.verify.trace import Trace
+from paceline.verify.verdict import evaluate_launch
+from tests.verify.made import begun, stepped, trace_of
 
 
 def normalising(ranks: int, parts: int, gradient: float) -> Trace:
@@ -36,7 +34,7 @@ def normalising(ranks: int, parts: int, gradient: float) -> Trace:
         ]
         for rank in range(ranks)
     ]
-    return collect_trace(events)
+    return trace_of(events)
 
 
 @pytest.mark.parametrize(("parts", "accused"), [((4, 2), False), ((2, 1), False), ((1, 1), True)])
@@ -61,28 +59,29 @@ def case_of(first: Trace, other: Trace, tolerance: float) -> Case:
 def test_a_schedule_that_follows_a_ranks_own_figure(
     figures: tuple[float, float], accused: bool
 ) -> None:
-    other = collect_trace([[stepped(1.0), Monitored(1.0), Monitored(f)] for f in figures])
-    found = list(rate_apart(case_of(collect_trace([[stepped(1.0)]]), other, 0.0)))
-    assert [(f.cause, f.rank) for f in found] == [("rate-apart", 1)] * accused
+    other = trace_of([[stepped(1.0), Monitored(1.0), Monitored(f)] for f in figures])
+    found = list(rate_apart(case_of(trace_of([[stepped(1.0)]]), other, 0.0)))
+    assert [(str(f.cause), f.rank) for f in found] == [("rate-apart", 1)] * accused
     assert all(
-        "call 1 gives the schedule 0.4 on rank 1, and 0.5 on rank 0" in f.what for f in found
+        "call 2 gives the schedule 0.4 on rank 1, and 0.5 on rank 0" in f.what for f in found
     )
 
 
 @pytest.mark.parametrize(("gradient", "accused"), [(1.0, False), (1.1, True)])
 def test_samples_that_only_look_otherwise_are_not_chance(gradient: float, accused: bool) -> None:
     first, other = (
-        collect_trace([[Drawn(0, 0, ("1",), (look,)), Backward(1.0), stepped(size)]])
+        trace_of([[Drawn(0, 0, ("1",), (look,)), Backward(1.0), stepped(size)]])
         for look, size in (("a", 1.0), ("b", gradient))
     )
-    assert bool(list(chance(case_of(first, other, 1e-3)))) == accused
+    found = evaluate_launch(first, other, given_limits(1e-3)).findings
+    assert ["chance"] * accused == [str(finding.cause) for finding in found]
 
 
 @pytest.mark.parametrize(("whole", "accused"), [(3.21925, False), (3.218, True)])
 def test_losses_that_barely_differ_before_anything_is_learned(whole: float, accused: bool) -> None:
     """As a model's are that still takes all words for equally likely."""
-    first = collect_trace([[Drawn(0, 0, ("1", "2"), ()), Backward(whole), stepped(1.0)]])
-    other = collect_trace(
+    first = trace_of([[Drawn(0, 0, ("1", "2"), ()), Backward(whole), stepped(1.0)]])
+    other = trace_of(
         [
             [Drawn(0, 0, (sample,), ()), Backward(loss), stepped(1.1)]
             for sample, loss in (("1", 3.20044), ("2", 3.23806))
@@ -97,7 +96,7 @@ def seen_twice(looks: tuple[str, str], gradient: float) -> Trace:
     for epoch, look in enumerate(looks):
         events += [begun(0, epoch), Drawn(0, epoch, tuple("1234"), (look,) * 4), Backward(1.0)]
         events += [stepped(gradient), PassEnded(0, epoch, False)]
-    return collect_trace([events])
+    return trace_of([events])
 
 
 @pytest.mark.parametrize(
@@ -107,8 +106,10 @@ def seen_twice(looks: tuple[str, str], gradient: float) -> Trace:
 def test_values_that_follow_the_workers_and_not_chance(
     first: tuple[str, str], gradient: float, accused: bool
 ) -> None:
-    case = case_of(seen_twice(first, 1.0), seen_twice(("c", "c"), gradient), 1e-3)
-    assert [(f.cause, f.step) for f in other_values(case)] == [("other-values", 0)] * accused
+    other = seen_twice(("c", "c"), gradient)
+    found = evaluate_launch(seen_twice(first, 1.0), other, given_limits(1e-3)).findings
+    named = [(str(f.cause), f.step) for f in found if str(f.cause) == "other-values"]
+    assert named == [("other-values", 0)] * accused
 
 
 @pytest.mark.parametrize(
@@ -119,12 +120,12 @@ def test_a_sessions_losses_count_by_their_samples(
     losses: tuple[float, float], cause: list[str]
 ) -> None:
     """Of three samples, 2 + 1: their mean is 2."""
-    first = collect_trace([[Drawn(-1, 0, ("1", "2", "3"), ()), Backward(2.0), stepped(1.0)]])
+    first = trace_of([[Drawn(-1, 0, ("1", "2", "3"), ()), Backward(2.0), stepped(1.0)]])
     ranks = zip((("1", "2"), ("3",)), losses, (4 / 3, 2 / 3), strict=True)
-    other = collect_trace(
+    other = trace_of(
         [
             [
-                ModelBuilt({}, {}, "session"),
+                ModelBuilt({}, "session"),
                 Drawn(-1, 0, samples, ()),
                 Backward(loss, weight),
                 stepped(1.1),
@@ -137,6 +138,6 @@ def test_a_sessions_losses_count_by_their_samples(
     if cause == ["weighed-alike"]:  # what has the losses so isn't known: both are named
         assert "means over unequal numbers" in found[0].what
         assert "or model or loss sees a whole batch at once (padding" in found[0].what
-        advice = ADVICE[found[0].cause]
+        advice = found[0].cause
         assert "weight=items" in advice.paceline
         assert "fixed length" in advice.paceline

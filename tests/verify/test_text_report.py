@@ -2,16 +2,13 @@
 
 from dataclasses import replace
 
-from paceline.verify.events import Began
 from paceline.verify.text_report import Times
-from paceline.verify.trace import collect_trace
+from tests.verify.made import trace_of
 
 
 def test_what_took_the_time() -> None:
-    ranks = [[Began(105.0)], [Began(107.0)]]
-    both = collect_trace(ranks)
-    assert both.began_s == 107.0
-    one = replace(collect_trace([[]]), took_s=12.0, starting_s=12.0)  # ended before a batch
+    both = trace_of([[], []])
+    one = replace(trace_of([[]]), took_s=12.0, starting_s=12.0)  # ended before a batch
     times = Times(
         took_s=41.0,
         launches=(

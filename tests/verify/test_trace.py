@@ -13,8 +13,8 @@ from paceline.verify.events import (
     Printed,
     Stepped,
 )
-from paceline.verify.trace import collect_trace, trained_in_order
-from tests.verify.made import begun, stepped, trained
+from paceline.verify.trace import Trace
+from tests.verify.made import begun, stepped, trace_of, trained
 
 
 def rank_of(samples: list[str], loss: float) -> list[Event]:
@@ -29,7 +29,7 @@ def rank_of(samples: list[str], loss: float) -> list[Event]:
 
 
 def test_loaders_without_a_backward_pass_are_evaluations() -> None:
-    trace = collect_trace([rank_of(["1", "2"], 1.0), rank_of(["3", "4"], 3.0)])
+    trace = trace_of([rank_of(["1", "2"], 1.0), rank_of(["3", "4"], 3.0)])
     assert [p.samples for p in trace.training()] == [(("1", "2"), ("3", "4"))]
     assert [p.samples for p in trace.evaluations()] == [(("7", "8"), ("7", "8"))]
     assert [step.all_samples for step in trace.steps] == [["1", "3"], ["2", "4"]]
@@ -41,21 +41,21 @@ def test_loaders_without_a_backward_pass_are_evaluations() -> None:
 def test_a_pass_that_one_rank_left_is_not_whole() -> None:
     cut = rank_of(["3"], 1.0)
     cut[cut.index(PassEnded(0, 0, False))] = PassEnded(0, 0, True)
-    trace = collect_trace([rank_of(["1"], 1.0), cut])
+    trace = trace_of([rank_of(["1"], 1.0), cut])
     assert not trace.training()[0].is_whole
 
 
 def test_losses_are_weighted_by_samples() -> None:
     one: list[Event] = [Drawn(0, 0, ("1", "2", "3"), ()), Backward(1.0), stepped(1.0)]
     two: list[Event] = [Drawn(0, 0, ("4",), ()), Backward(5.0), stepped(1.0)]
-    (step,) = collect_trace([one, two]).steps
+    (step,) = trace_of([one, two]).steps
     assert step.loss(by_samples=True) == pytest.approx((3 * 1 + 5) / 4)
     assert step.loss(by_samples=False) == pytest.approx(3.0)
 
 
 def test_a_sessions_pieces_are_one_step() -> None:
     pieces: list[Event] = [
-        ModelBuilt({}, {}, "session"),
+        ModelBuilt({}, "session"),
         Drawn(-1, 0, ("1", "2"), (), True, 3),
         Backward(1.0, 2 / 3),
         Drawn(-1, 0, ("3",), (), True, 3),
@@ -65,12 +65,12 @@ def test_a_sessions_pieces_are_one_step() -> None:
         Figured({"loss": 2.0}, 9),
         Printed("line"),
     ]
-    trace = collect_trace([pieces])
+    trace = trace_of([pieces])
     (step,) = trace.steps
     assert step.samples == (("1", "2", "3"),)
     assert step.loss(by_samples=False) == pytest.approx(2.0)
     assert trace.in_session
-    assert trace.printed == ("line",)
+    assert trace.by_rank_0(Printed) == (Printed("line"),)
     assert trace.training()[0].is_whole
 
 
@@ -88,7 +88,7 @@ def events(words: str, *, batches: int = LENGTH) -> list[Event]:
         elif letter == ")":
             made.append(PassEnded(0, number, False))
         elif letter == "B":
-            made.append(Backward(1.0))
+            made.append(Backward(1.0, adds=_has_gradients(made)))
         elif letter == "S":
             made.append(stepped(1.0))
         else:
@@ -96,16 +96,15 @@ def events(words: str, *, batches: int = LENGTH) -> list[Event]:
     return made
 
 
-def steps(told: list[Event]) -> list[str]:
+def _has_gradients(told: list[Event]) -> bool:
+    """Tell whether a backward pass came since the last step."""
+    last = next((e for e in reversed(told) if isinstance(e, Backward | Stepped)), None)
+    return isinstance(last, Backward)
+
+
+def steps(trace: Trace) -> list[str]:
     """Give each step's batches."""
-    found, waiting = [], ""
-    for event in told:
-        if isinstance(event, Drawn):
-            waiting += event.samples[0]
-        elif isinstance(event, Stepped):
-            found.append(waiting)
-            waiting = ""
-    return found
+    return ["".join(step.samples[0]) for step in trace.steps]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +125,22 @@ def steps(told: list[Event]) -> list[str]:
     ],
 )
 def test_steps_have_their_own_batches(words: str, expected: list[str]) -> None:
-    assert steps(trained_in_order(events(words))) == expected
+    assert steps(trace_of([events(words)])) == expected
 
 
 def test_a_whole_pass_of_one_batch_is_no_look() -> None:
-    told = trained_in_order(events("(0)(1", batches=1))
-    assert [e.samples for e in told if isinstance(e, Drawn)] == [("0",), ("1",)]
+    trace = trace_of([events("(0)(1", batches=1)])
+    assert [found.samples for found in trace.evaluations()] == [(("0",),), (("1",),)]
 
 
 def test_a_skipped_batch_is_not_one_fetched_early() -> None:
     """Where a resumed script goes on, in the midst of an epoch that is then seen to its end."""
-    drawn = [Drawn(0, 0, (str(n),), ()) for n in range(4)]
-    steps: list[Event] = [e for d in drawn[1:] for e in (d, Backward(1.0), stepped(1.0))]
-    events: list[Event] = [begun(0, 0), drawn[0], *steps, PassEnded(0, 0, False)]
-    assert trained_in_order(events) == events
+    assert steps(trace_of([events("(01BS2BS3BS)")])) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(("adds", "expected"), [(True, ["01", "23"]), (False, ["01", "3"])])
+def test_gradients_that_were_zeroed_count_for_nothing(adds: bool, expected: list[str]) -> None:
+    told = events("(0B1BS2B)(3BS)")
+    backwards = [n for n, event in enumerate(told) if isinstance(event, Backward)]
+    told[backwards[-1]] = Backward(1.0, adds=adds)
+    assert steps(trace_of([told])) == expected

@@ -178,7 +178,7 @@ def _limit_line(
 ) -> list[Line]:
     """Draw what counts as rounding; the last limit is that of all further steps."""
     sizes = limits.get(name)
-    known = _points(sizes if isinstance(sizes, list) else [], 0)
+    known = _points(sizes if isinstance(sizes, list) else [], 1)
     if not known or known[-1][1] <= 0 or not compared:
         return []
     begins_at = min(each.from_step for each in compared)
@@ -192,7 +192,7 @@ def _compared(found: JsonObject) -> list[_Compared]:
     """List the launches that are held against the first one, in the losses' colours."""
     if "killed_after" in found:
         resumed_after = whole(found, "resumed_after") or 0
-        pairs = [("killed", 0, "steps_before"), ("resumed", resumed_after, "steps_after")]
+        pairs = [("killed", 1, "steps_before"), ("resumed", resumed_after + 1, "steps_after")]
         return [
             _Compared(name=name, colour=colour, from_step=first, steps=entries(found, key))
             for colour, (name, first, key) in enumerate(pairs, 1)
@@ -201,7 +201,7 @@ def _compared(found: JsonObject) -> list[_Compared]:
         _Compared(
             name=plural(whole(launch, "workers") or 0, "worker"),
             colour=colour,
-            from_step=0,
+            from_step=1,
             steps=entries(launch, "steps"),
         )
         for colour, launch in enumerate(entries(found, "workers"))
@@ -212,7 +212,7 @@ def _compared(found: JsonObject) -> list[_Compared]:
 def _points(values: Iterable[object], first: int | None) -> Points:
     points = [
         (float(place), float(value))
-        for place, value in enumerate(values, first or 0)
+        for place, value in enumerate(values, 1 if first is None else first)
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]
     return tuple(points[i] for i in thin(len(points), MAX_POINTS))
@@ -294,7 +294,8 @@ def _finding(finding: JsonObject, directory: str) -> _Finding:
         *([] if rank is None else [f"rank {rank}"]),
         *([f"first in {tensor}"] if tensor else []),
     ]
-    advice = (("Why", "why"), ("Paceline", "paceline"), ("PyTorch", "torch"))
+    remedies = section(finding, "remedies")
+    advice = (("Why", text(finding, "why")), *((n, text(remedies, n)) for n in remedies))
     return _Finding(
         cause=text(finding, "cause"),
         is_fault=finding.get("is_fault") is not False,
@@ -304,11 +305,7 @@ def _finding(finding: JsonObject, directory: str) -> _Finding:
             (f"{_relative(text(line, 'file'), directory)}:{text(line, 'line')}", text(line, "code"))
             for line in entries(finding, "lines")
         ),
-        advice=tuple(
-            Setting(name=name, value=text(finding, key))
-            for name, key in advice
-            if text(finding, key)
-        ),
+        advice=tuple(Setting(name=name, value=value) for name, value in advice if value),
     )
 
 

@@ -29,6 +29,15 @@ from paceline.verify.observing.script_hooks import watched
 from paceline.verify.observing.session import SessionWatch
 from paceline.verify.trial import EnoughSeenError, Trial, record_path
 
+_LIBRARIES = (
+    ("Lightning", "lightning.pytorch"),
+    ("Lightning", "pytorch_lightning"),
+    ("Lightning", "lightning.fabric"),
+    ("Transformers", "transformers.trainer"),
+    ("Accelerate", "accelerate.accelerator"),
+)
+"""Those that train for a script, by a module that is there where it uses them."""
+
 
 def run_watched(payload: str) -> str:
     """Train as `paceline train` or `run` would, until enough was seen.
@@ -68,7 +77,8 @@ def _watch(payload: str, run_script: Callable[[str], str]) -> str:
     finally:
         OBSERVER.reset(token)
     # Only reached without an error: a trace that lacks this record was cut off by one.
-    observer.writer.write(Ended(is_cut, str(torch.__version__)))
+    libraries = tuple(name for name, module in _LIBRARIES if module in sys.modules)
+    observer.writer.write(Ended(is_cut, str(torch.__version__), libraries))
     note.operation = "end"
     return json.dumps({"stopped_because": "watched", "cut": is_cut})
 

@@ -128,8 +128,9 @@ class Comparison:
 
 
 def compare(first: Trace, other: Trace) -> Comparison:
-    """Compare two launches, as far as both go."""
-    pairs = list(zip(first.steps, other.steps, strict=False))
+    """Compare two launches, as far as both go and all is finite."""
+    ends = [trace.breaks_at for trace in (first, other) if trace.breaks_at is not None]
+    pairs = list(zip(first.steps, other.steps, strict=False))[: min(ends, default=None)]
     differences = tuple(_difference(n, one, two) for n, (one, two) in enumerate(pairs))
     return Comparison(
         workers=other.workers,

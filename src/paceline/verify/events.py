@@ -24,10 +24,11 @@ class ModelBuilt:
 
     tensors: Mapping[str, str]
     """Hashes of parameters and buffers by name."""
-    shapes: Mapping[str, str]
     by: str
     """`DistributedDataParallel`, or `session`, which has made all ranks alike by then."""
     broadcasts_buffers: bool = True
+    frozen: tuple[str, ...] = ()
+    """Parameters that needed no gradient then."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class PassBegun:
     """Of the whole pass; 0 where that isn't known."""
     seed: int = 0
     """Of a DistributedSampler."""
+    persists: bool = False
+    """Whether its reader processes stay for the next pass."""
+    settings: str = ""
+    """The data set's own whole numbers, such as an epoch that the script sets."""
     subset: str = ""
     """Hash of the indices of a `Subset`, as random_split makes them; empty for other data sets."""
 
@@ -137,6 +142,8 @@ class Stepped:
     buffers: Mapping[str, str]
     """Hashes by name."""
     rates: tuple[float, ...]
+    frozen: tuple[str, ...]
+    """Parameters that need no gradient."""
     scheduled: int
     """How often schedulers have been stepped so far."""
     state_before: str = ""
@@ -276,6 +283,8 @@ class Ended:
     """Whether we ended it."""
     torch: str = ""
     """Version of PyTorch."""
+    libraries: tuple[str, ...] = ()
+    """Of those that train for a script: `Lightning`, `Transformers`, `Accelerate`."""
 
 
 Event = (

@@ -1,81 +1,17 @@
 """Input and output of the detectors: a `Case` to explain, and a `Finding` with its cause."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cached_property
 from typing import final
 
+from paceline.verify.causes import Cause
 from paceline.verify.compare import Comparison, StepDifference
-from paceline.verify.trace import Pass, Step, Trace
+from paceline.verify.trace import Pass, Trace
 
-
-class Cause(StrEnum):
-    """Why a training isn't the same on another number of workers, or once it is resumed."""
-
-    NO_COMMUNICATION = "no-communication"
-    NO_SAMPLER = "no-sampler"
-    SET_EPOCH = "set-epoch"
-    DROP_LAST = "drop-last"
-    PADDED_TRAINING = "padded-training"
-    PADDED_EVALUATION = "padded-evaluation"
-    DROPPED_EVALUATION = "dropped-evaluation"
-    SHARES_OVERLAP = "shares-overlap"
-    OTHER_SAMPLES = "other-samples"
-    OTHER_VALUES = "other-values"
-    BATCH_GROWS = "batch-grows"
-    RATE_STAYS = "rate-stays"
-    RATE_DIFFERS = "rate-differs"
-    RATE_APART = "rate-apart"
-    SCHEDULE_PER_WORKER = "schedule-per-worker"
-    GRADIENT_FACTOR = "gradient-factor"
-    MEAN_OF_MEANS = "mean-of-means"
-    WEIGHED_ALIKE = "weighed-alike"
-    ACROSS_SAMPLES = "across-samples"
-    CLIPPED_EARLY = "clipped-early"
-    BATCHNORM_SHARE = "batchnorm-share"
-    SAME_DROPOUT = "same-dropout"
-    SAME_AUGMENTATION = "same-augmentation"
-    SAME_NOISE = "same-noise"
-    BUFFERS_APART = "buffers-apart"
-    MODES_APART = "modes-apart"
-    START_APART = "start-apart"
-    START_HIDDEN = "start-hidden"
-    OTHER_START = "other-start"
-    MODELS_DIFFER = "models-differ"
-    WRAPPER_BYPASSED = "wrapper-bypassed"
-    NO_SYNC = "no-sync"
-    SCALE_APART = "scale-apart"
-    LATE_PARAMETER = "late-parameter"
-    WEIGHTS_APART = "weights-apart"
-    UNEQUAL_STEPS = "unequal-steps"
-    WAITS_APART = "waits-apart"
-    NO_GRADIENT = "no-gradient"
-    METRIC_FACTOR = "metric-factor"
-    METRIC_MEANS = "metric-means"
-    METRIC_APART = "metric-apart"
-    METRIC_SHARE = "metric-share"
-    FIGURES = "figures"
-    NOT_REPEATABLE = "not-repeatable"
-    NOT_RESUMED = "not-resumed"
-    WEIGHTS_NOT_RESTORED = "weights-not-restored"
-    ORDER_NOT_RESTORED = "order-not-restored"
-    RANDOM_NOT_RESTORED = "random-not-restored"
-    OPTIMIZER_NOT_RESTORED = "optimizer-not-restored"
-    SCHEDULE_NOT_RESTORED = "schedule-not-restored"
-    SCALE_NOT_RESTORED = "scale-not-restored"
-    BUFFERS_NOT_RESTORED = "buffers-not-restored"
-    CHANCE = "chance"
-    UNKNOWN = "unknown"
-    NEEDS_GPU = "needs-gpu"
-    FAILED = "failed"
-
-
-NOTES = frozenset(
-    {Cause.BATCH_GROWS, Cause.START_HIDDEN, Cause.NO_GRADIENT, Cause.METRIC_SHARE, Cause.CHANCE}
-)
-"""Causes that may be intended: reported, but no faults by themselves."""
-ALIKE = NOTES - {Cause.BATCH_GROWS} | {Cause.SET_EPOCH}
-"""What is the same on any number of workers, or changes no weights."""
+_CLOSE = 1e-4
+"""Weights within which figures are to be the same."""
 
 
 @final
@@ -92,16 +28,25 @@ class Finding:
     tensor: str = ""
     lines: tuple[str, ...] = ()
     """Of the script, as `file:line`, the likeliest first."""
+    remedy: str = ""
+    """What to do in plain PyTorch, where it isn't what the cause says."""
+    differs: bool = False
+    """Whether it is there on one of the two numbers of workers alone."""
 
     @property
-    def is_fault(self) -> bool:
-        """Whether it is a fault; else it may be intended."""
-        return self.cause not in NOTES
+    def is_note(self) -> bool:
+        """Whether it may be intended and makes no difference: then it is only reported."""
+        return self.cause.is_note
 
     @property
     def makes_different(self) -> bool:
         """Whether the training isn't the same for it."""
-        return self.cause not in ALIKE
+        is_alike = self.cause.is_alike and not self.differs
+        return not (self.is_note or is_alike)
+
+    def mended_by(self, remedy: str) -> "Finding":
+        """Give it with another remedy."""
+        return replace(self, remedy=remedy)
 
 
 @final
@@ -120,10 +65,20 @@ class Case:
         """How many there are in the launch that is to be explained."""
         return self.other.workers
 
-    def found_beyond(self, cause: Cause, what: str) -> Finding:
-        """Make a finding that shows in the first step with more than rounding between the two."""
-        assert self.beyond is not None
-        return self.found(cause, what, step=self.beyond.step, tensor=self.beyond.first_tensor)
+    @property
+    def traces(self) -> tuple[Trace, Trace]:
+        """Both launches."""
+        return self.first, self.other
+
+    @property
+    def ratio(self) -> float:
+        """How many times as many workers there are as in the first launch."""
+        return self.other.workers / self.first.workers
+
+    @cached_property
+    def weights_agree(self) -> bool:
+        """Whether figures can be compared: weights that are far apart give others anyway."""
+        return self.beyond is None and self.comparison.worst("weights") < _CLOSE
 
     def found(
         self,
@@ -146,11 +101,10 @@ class Case:
             lines=(at,) if at else (),
         )
 
-    def first_steps(self) -> tuple[Step, Step] | None:
-        """Give the first step of both, where both have one."""
-        if not self.first.steps or not self.other.steps:
-            return None
-        return self.first.steps[0], self.other.steps[0]
+    def found_beyond(self, cause: Cause, what: str) -> Finding:
+        """Make a finding that shows in the first step with more than rounding between the two."""
+        assert self.beyond is not None
+        return self.found(cause, what, step=self.beyond.step, tensor=self.beyond.first_tensor)
 
     def whole_passes(self) -> tuple[Pass, Pass] | None:
         """Give the first epoch of both, where both were seen to their end."""
@@ -160,5 +114,44 @@ class Case:
         return None
 
 
-Detector = Callable[[Case], Iterator[Finding]]
-"""Looks for one cause."""
+class Need(Enum):
+    """What a detector needs of a case."""
+
+    RANKS = auto()
+    """Several workers."""
+    STEPS = auto()
+    """A step in both launches."""
+    PLAIN = auto()
+    """That a script trains by itself, not by a session."""
+    BEYOND = auto()
+    """A step with more than rounding between the two."""
+    SAME_SAMPLES = auto()
+    """That this step, or else every step, has the same samples."""
+    SAME_WEIGHTS = auto()
+    """That the weights are nearly the same in all steps."""
+
+
+def meets(case: Case, need: Need) -> bool:
+    """Tell whether a case has what a detector needs."""
+    same = case.beyond.same_samples if case.beyond else case.comparison.samples_differ_from is None
+    return {
+        Need.RANKS: case.workers > 1,
+        Need.STEPS: bool(case.first.steps and case.other.steps),
+        Need.PLAIN: not case.other.in_session,
+        Need.BEYOND: case.beyond is not None,
+        Need.SAME_SAMPLES: same,
+        Need.SAME_WEIGHTS: case.weights_agree,
+    }[need]
+
+
+@final
+@dataclass(frozen=True)
+class Detector:
+    """Looks for a cause, or for several of a kind."""
+
+    find: Callable[[Case], Iterator[Finding]]
+    needs: tuple[Need, ...] = ()
+
+    def __call__(self, case: Case) -> list[Finding]:
+        """Give what it finds; nothing where the case lacks what it needs."""
+        return list(self.find(case)) if all(meets(case, need) for need in self.needs) else []

@@ -100,10 +100,10 @@ class VerifyLauncher:
             UsageError: The workers say that the command is at fault.
             KeyboardInterrupt: A signal came.
         """
-        from paceline.verify.events import read_events
+        from paceline.verify.events import Began, read_events
         from paceline.verify.isolation.subprocesses import programs_started, refused
         from paceline.verify.observing.deadlock_locations import lost_one_another, read_locations
-        from paceline.verify.trace import collect_trace
+        from paceline.verify.trace import Trace
         from paceline.verify.trial import record_path
 
         # Train in a directory of its own.
@@ -127,9 +127,15 @@ class VerifyLauncher:
             places = []
         failures = () if part.kill_at else outcome.failures
         failure = _explain(failures, self.request.training.reference, records, traceback=not places)
-        trace = collect_trace(events, failure, places, programs_started(records))
-        starting_s = took_s if trace.began_s is None else trace.began_s - started_s
-        trace = replace(trace, took_s=took_s, starting_s=starting_s)
+        began_s = [e.at_s for rank in events for e in rank if isinstance(e, Began)]
+        trace = Trace(
+            ranks=tuple(map(tuple, events)),
+            failure=failure,
+            locations=tuple(places),
+            programs=tuple(programs_started(records)),
+            took_s=took_s,
+            starting_s=max(began_s) - started_s if began_s else took_s,
+        )
         what = "disturbed: the yardstick" if part.is_disturbed else part.name
         note(f"{plural(workers, 'worker')}: {plural(len(trace.steps), 'step')} {what}")
         return trace

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from paceline.options.figures import listed, plural
+from paceline.verify import causes, resume_causes
 from paceline.verify.compare import Comparison, Limits, compare
-from paceline.verify.events import Stepped
-from paceline.verify.finding import Case, Cause, Finding
+from paceline.verify.detectors.ranks import taken
+from paceline.verify.events import Drew, Scaled, Stepped
+from paceline.verify.finding import Case, Finding
 from paceline.verify.source_lines import lines_of
 from paceline.verify.tensor_sketch import TensorSketch, relative_distance
 from paceline.verify.trace import Step, Trace
@@ -91,7 +93,7 @@ def compare_resumed(launches: Launches, limits: Limits) -> ResumeResult:
         unseen.append("the resumed launch took no step: is the training over by then?")
     elif not found:
         begins_at, apart = _beginning(whole, resumed, launches.kill_at)
-        rest = replace(whole, steps=whole.steps[begins_at : _end(launches, begins_at)])
+        rest = replace(whole, only=whole.steps[begins_at : _end(launches, begins_at)])
         resumed = _without_skipped(rest, resumed)
         after = compare(rest, resumed)
         case = Case(first=rest, other=resumed, comparison=after, beyond=after.first_beyond(limits))
@@ -119,7 +121,7 @@ def _verdict(
 ) -> Verdict:
     if resumed.failure:
         return Verdict.FAILED
-    if any(finding.cause == Cause.NOT_REPEATABLE for finding in found) or unseen:
+    if any(finding.cause == resume_causes.NOT_REPEATABLE for finding in found) or unseen:
         return Verdict.NOTHING
     if found:
         return Verdict.DIFFERENT
@@ -138,7 +140,7 @@ def _before_the_kill(launches: Launches, before: Comparison, limits: Limits) -> 
     step = min(steps)
     what = "samples" if samples == step else "gradients or weights"
     yield Finding(
-        cause=Cause.NOT_REPEATABLE,
+        cause=resume_causes.NOT_REPEATABLE,
         workers=launches.whole.workers,
         what=f"the same command, launched twice, has other {what} in step {step}",
         step=step,
@@ -198,7 +200,7 @@ def _without_skipped(rest: Trace, resumed: Trace) -> Trace:
             contents[-len(own) :] for contents, (_, own) in zip(first.contents, shares, strict=True)
         ),
     )
-    return replace(resumed, steps=(trimmed, *resumed.steps[1:]))
+    return replace(resumed, only=(trimmed, *resumed.steps[1:]))
 
 
 def _after_the_kill(
@@ -209,7 +211,7 @@ def _after_the_kill(
     if begins_at == 0:
         files = listed([*launches.saved[:_SHOWN]])
         yield case.found(
-            Cause.NOT_RESUMED,
+            resume_causes.NOT_RESUMED,
             f"it was killed after {plural(launches.kill_at, 'step')} and begins with the first one "
             f"again, though it had written {files}",
         )
@@ -220,14 +222,14 @@ def _after_the_kill(
         beyond = case.beyond
         found = [
             case.found(
-                Cause.UNKNOWN,
+                causes.UNKNOWN,
                 f"gradients {plural(beyond.step + 1, 'step')} later are apart by "
                 f"{beyond.gradients:.1e}, the weights by {beyond.weights:.1e}",
                 step=begins_at + beyond.step,
                 tensor=beyond.first_tensor,
             )
         ]
-    yield from (replace(finding, lines=lines_of(finding, case)) for finding in found)
+    yield from (replace(finding, lines=lines_of(finding, case.other)) for finding in found)
 
 
 def _not_restored(
@@ -237,7 +239,7 @@ def _not_restored(
     # Weights; then optimizer, loss scale and buffers; the schedule; samples and random numbers.
     if apart > limits.of_weights(0):
         yield case.found(
-            Cause.WEIGHTS_NOT_RESTORED,
+            resume_causes.WEIGHTS_NOT_RESTORED,
             f"it begins with weights that are those of no step: nearest are those after "
             f"{plural(begins_at, 'step')}, {apart:.1e} apart",
             step=begins_at,
@@ -247,7 +249,7 @@ def _not_restored(
         if mine.stepped[0].rates != theirs.stepped[0].rates:
             rates = [listed([f"{r:g}" for r in s.stepped[0].rates]) for s in (theirs, mine)]
             yield case.found(
-                Cause.SCHEDULE_NOT_RESTORED,
+                resume_causes.SCHEDULE_NOT_RESTORED,
                 f"its learning rate is {rates[0]} instead of {rates[1]}",
                 step=begins_at + step,
             )
@@ -263,18 +265,18 @@ def _memory(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
         states = [before.state for before in steps if before.optimizer == own.optimizer]
         if states and own.state_before != states[-1]:
             yield case.found(
-                Cause.OPTIMIZER_NOT_RESTORED,
+                resume_causes.OPTIMIZER_NOT_RESTORED,
                 f"the state of its optimizer of {listed(own.names[:_SHOWN])} isn't the one before "
                 "that step",
                 step=begins_at + step,
             )
             break
-    ours, others = (trace.scales[0] if trace.scales else () for trace in (whole, case.other))
+    ours, others = (taken(trace.by_rank_0(Scaled)) for trace in (whole, case.other))
     # A step that is skipped has a scale and no place among the steps.
     is_known = len(ours) == len(whole.steps) and others
     if is_known and others[0] != ours[begins_at]:
         yield case.found(
-            Cause.SCALE_NOT_RESTORED,
+            resume_causes.SCALE_NOT_RESTORED,
             f"its loss scale is {others[0]:g} instead of {ours[begins_at]:g}",
             step=begins_at,
         )
@@ -282,7 +284,7 @@ def _memory(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
     apart = [n for n, sha in theirs.buffers.items() if mine.buffers.get(n, sha) != sha]
     if apart and same_batch.same_samples and same_batch.same_contents and not same_batch.gradients:
         yield case.found(
-            Cause.BUFFERS_NOT_RESTORED,
+            resume_causes.BUFFERS_NOT_RESTORED,
             f"{listed(apart[:_SHOWN])} differ after the first step",
             step=begins_at,
             tensor=apart[0],
@@ -304,19 +306,19 @@ def _data(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
     first = case.comparison.differences[0]
     if (step := case.comparison.samples_differ_from) is not None:
         yield case.found(
-            Cause.ORDER_NOT_RESTORED,
+            resume_causes.ORDER_NOT_RESTORED,
             f"it trains on other samples from step {begins_at + step} on",
             step=begins_at + step,
         )
     elif (step := case.comparison.contents_differ_from) is not None:
         yield case.found(
-            Cause.RANDOM_NOT_RESTORED,
+            resume_causes.RANDOM_NOT_RESTORED,
             "the same samples are augmented otherwise",
             step=begins_at + step,
         )
     elif first.gradients and _draws_otherwise(case, whole, begins_at):
         yield case.found(
-            Cause.RANDOM_NOT_RESTORED,
+            resume_causes.RANDOM_NOT_RESTORED,
             "what is drawn at random in a step (dropout, noise) is something else",
             step=begins_at,
         )
@@ -324,16 +326,16 @@ def _data(case: Case, whole: Trace, begins_at: int) -> Iterator[Finding]:
 
 def _draws_otherwise(case: Case, whole: Trace, begins_at: int) -> bool:
     """Tell whether the first step's random numbers are other ones than that step's."""
-    ours, theirs = ((trace.drew or ((),))[0] for trace in (whole, case.other))
+    ours, theirs = (trace.by_rank_0(Drew) for trace in (whole, case.other))
     place = begins_at * round(len(ours) / len(whole.steps))  # as many in each step
     return bool(theirs) and (place >= len(ours) or ours[place].state != theirs[0].state)
 
 
 def _unseen(launches: Launches, found: Sequence[Finding], begins_at: int | None) -> Iterator[str]:
-    causes = {finding.cause for finding in found}
-    if begins_at is None or Cause.NOT_RESUMED in causes:
+    named = {finding.cause for finding in found}
+    if begins_at is None or resume_causes.NOT_RESUMED in named:
         return
-    if Cause.ORDER_NOT_RESTORED in causes:
+    if resume_causes.ORDER_NOT_RESTORED in named:
         yield "with other samples, losses, gradients and random numbers can't be compared"
     if not any(any(step.shares) for step in launches.whole.steps):
         yield "no DataLoader was used: whether the order of samples is restored isn't known"

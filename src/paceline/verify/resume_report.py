@@ -2,8 +2,8 @@
 
 from paceline.options.figures import plural
 from paceline.options.text import aligned
+from paceline.verify import resume_causes
 from paceline.verify.compare import Comparison
-from paceline.verify.finding import Cause
 from paceline.verify.resume import ResumeResult
 from paceline.verify.text_report import (
     describe_found,
@@ -27,7 +27,7 @@ def resume_text(found: ResumeResult) -> str:
         f"To repeat it: --kill-at-step {found.launches.kill_at}. It was killed by SIGKILL, as a "
         "lost host is, on all its workers."
     )
-    described = describe_found(found.findings, found.unseen)
+    described = describe_found(found.findings, found.unseen, found.launches.whole)
     headline = wrapped_text(resume_headline(found), 0)
     return "\n\n".join([headline, table, *described, wrapped_text(repeating, 0)])
 
@@ -67,20 +67,20 @@ def resume_json(found: ResumeResult) -> dict[str, object]:
             losses_json("undisturbed", launches.whole),
             losses_json("killed", launches.killed, launches.whole.steps),
             # Where its steps belong is known only once it has been compared.
-            *([losses_json("resumed", launches.resumed, rest, from_step=begins_at)] * is_compared),
+            *([losses_json("resumed", launches.resumed, rest, after=begins_at)] * is_compared),
         ],
         "first_differences": [
             *first_difference_json("killed", found.before, found.limits),
-            *first_difference_json("resumed", found.after, found.limits, from_step=begins_at),
+            *first_difference_json("resumed", found.after, found.limits, after=begins_at),
         ],
-        "findings": [finding_json(finding) for finding in found.findings],
+        "findings": [finding_json(finding, launches.whole) for finding in found.findings],
         "limits": limits_json(found.limits),
         "not_seen": list(found.unseen),
     }
 
 
 def _began_anew(found: ResumeResult) -> bool:
-    return found.begins_at == 0 or any(f.cause == Cause.NOT_RESUMED for f in found.findings)
+    return found.begins_at == 0 or any(f.cause is resume_causes.NOT_RESUMED for f in found.findings)
 
 
 def _rows(found: ResumeResult) -> list[tuple[str, ...]]:

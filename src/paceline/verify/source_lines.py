@@ -4,13 +4,14 @@ import ast
 import linecache
 import sys
 import sysconfig
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from paceline.verify.finding import Case, Cause, Finding
+from paceline.verify.finding import Finding
+from paceline.verify.trace import Trace
 
 _MOST = 3
 """Lines that a finding names."""
@@ -24,54 +25,6 @@ _OTHERS = (
     str(Path(__file__).resolve().parents[1]),
 )
 """Where code lies that isn't the user's: Python's own, and Paceline's."""
-
-_KINDS: Mapping[Cause, Sequence[str]] = {
-    Cause.NO_COMMUNICATION: ("backward", "step"),
-    Cause.NO_SAMPLER: ("training loader",),
-    Cause.SET_EPOCH: ("training pass", "training sampler"),
-    Cause.DROP_LAST: ("training sampler", "training loader"),
-    Cause.PADDED_TRAINING: ("training sampler", "training loader"),
-    Cause.PADDED_EVALUATION: ("evaluation sampler", "evaluation loader"),
-    Cause.DROPPED_EVALUATION: ("evaluation loader", "evaluation sampler"),
-    Cause.SHARES_OVERLAP: ("training sampler",),
-    Cause.OTHER_SAMPLES: ("training sampler", "training loader"),
-    Cause.OTHER_VALUES: ("training loader",),
-    Cause.BATCH_GROWS: ("training loader",),
-    Cause.RATE_STAYS: ("training loader", "optimizer"),
-    Cause.RATE_DIFFERS: ("optimizer", "schedule"),
-    Cause.RATE_APART: ("schedule",),
-    Cause.SCHEDULE_PER_WORKER: ("schedule",),
-    Cause.GRADIENT_FACTOR: ("collective", "loss", "backward"),
-    Cause.MEAN_OF_MEANS: ("loss", "backward"),
-    Cause.WEIGHED_ALIKE: ("loss", "backward"),
-    Cause.ACROSS_SAMPLES: ("loss", "backward"),
-    Cause.CLIPPED_EARLY: ("clip",),
-    Cause.BATCHNORM_SHARE: ("batchnorm",),
-    Cause.SAME_DROPOUT: ("seed",),
-    Cause.SAME_AUGMENTATION: ("seed",),
-    Cause.SAME_NOISE: ("seed",),
-    Cause.BUFFERS_APART: ("wrap", "batchnorm"),
-    Cause.MODES_APART: ("eval",),
-    Cause.START_APART: ("seed", "optimizer"),
-    Cause.START_HIDDEN: ("seed", "wrap"),
-    Cause.OTHER_START: ("seed", "optimizer"),
-    Cause.MODELS_DIFFER: ("wrap",),
-    Cause.WRAPPER_BYPASSED: ("bypass", "wrap"),
-    Cause.NO_SYNC: ("no_sync", "unsynced"),
-    Cause.SCALE_APART: ("scaler",),
-    Cause.LATE_PARAMETER: ("late", "wrap"),
-    Cause.WEIGHTS_APART: ("step", "backward"),
-    Cause.UNEQUAL_STEPS: ("training loader",),
-    Cause.NO_GRADIENT: ("optimizer",),
-    Cause.ORDER_NOT_RESTORED: ("training sampler", "training loader"),
-    Cause.RANDOM_NOT_RESTORED: ("seed",),
-    Cause.OPTIMIZER_NOT_RESTORED: ("optimizer",),
-    Cause.SCHEDULE_NOT_RESTORED: ("schedule",),
-    Cause.SCALE_NOT_RESTORED: ("scaler",),
-    Cause.BUFFERS_NOT_RESTORED: ("batchnorm",),
-    Cause.UNKNOWN: ("loss", "backward"),
-}
-"""What each cause is the fault of, the likeliest first."""
 
 
 def caller(outside: Container[int] = ()) -> str:
@@ -98,27 +51,33 @@ def _is_users(name: str) -> bool:
     return not any(Path(name).is_relative_to(other) for other in (*_OTHERS, *installed))
 
 
-def lines_of(finding: Finding, case: Case) -> tuple[str, ...]:
+def lines_of(finding: Finding, trace: Trace) -> tuple[str, ...]:
     """Name the lines of the script that a finding is about, as `file:line`; at most three."""
-    found = finding.lines
-    for kind in _KINDS.get(finding.cause, ()):
-        found += tuple(_places(kind, case))
+    found = [*finding.lines, *(at for kind in finding.cause.lines for at in _places(kind, trace))]
     return tuple(dict.fromkeys(found))[:_MOST]
 
 
-def _places(kind: str, case: Case) -> Iterator[str]:
+def _places(kind: str, trace: Trace) -> Sequence[str]:
     """Look a kind of place up, in the launch that is explained."""
-    places = case.other.places
+    places = trace.places
+    if kind == "loss":
+        return [line for at in places.get("backward", ())[:1] for line in assigned(at)]
+    if kind == "continue":
+        return [line for at in _places("training pass", trace)[:1] for line in continued(at)]
     about, _, part = kind.partition(" ")
     if part:  # a loader, or what belongs to it
-        passes = case.other.training() if about == "training" else case.other.evaluations()
+        passes = trace.training() if about == "training" else trace.evaluations()
         kind = f"{part} {passes[0].loader}" if passes else ""
-    if kind == "loss":
-        for place in places.get("backward", ())[:1]:
-            yield from assigned(place)
-        return
     found = places.get(kind, ())
-    yield from reversed(found) if kind == "seed" else found  # the last seed is what counts
+    return found[::-1] if kind == "seed" else found  # the last seed is what counts
+
+
+def continued(place: str) -> list[str]:
+    """Give the lines in which the loop at a place goes on with its next turn early."""
+    name, tree, line = _parsed(place)
+    loop = _around(tree, (ast.For, ast.AsyncFor, ast.While), line)
+    found = [node.lineno for node in ast.walk(loop or tree) if isinstance(node, ast.Continue)]
+    return [f"{name}:{number}" for number in sorted(found)]
 
 
 def assigned(place: str) -> list[str]:
@@ -127,20 +86,11 @@ def assigned(place: str) -> list[str]:
     Args:
         place: Of the backward pass; only what its innermost loop or function assigns counts.
     """
-    name, _, number = place.rpartition(":")
-    line = int(number)
-    try:
-        tree = ast.parse("".join(linecache.getlines(name)))
-    except (SyntaxError, ValueError):
-        return []
-    body = _around(
-        tree, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.AsyncFor, ast.While), line
-    )
-    statement = _around(tree, (ast.Expr, ast.Assign, ast.Return), line)
-    if statement is None:
-        return []
-    wanted = set(_operands(statement))
-    # The nearest assignments to one of the statement's operands.
+    name, tree, line = _parsed(place)
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.AsyncFor, ast.While)
+    body, statement = _around(tree, kinds, line), _around(tree, (ast.Expr, ast.Assign), line)
+    # Names that the statement works on, without objects whose methods it calls by the way.
+    wanted = {node.id for node in ast.walk(statement or ast.Pass()) if isinstance(node, ast.Name)}
     lines = {
         node.lineno
         for node in ast.walk(body or tree)
@@ -149,6 +99,14 @@ def assigned(place: str) -> list[str]:
         and wanted & set(_targets(node))
     }
     return [f"{name}:{found}" for found in sorted(lines, reverse=True)[:_BEFORE_BACKWARD]]
+
+
+def _parsed(place: str) -> tuple[str, ast.Module, int]:
+    name, _, number = place.rpartition(":")
+    try:
+        return name, ast.parse("".join(linecache.getlines(name))), int(number)
+    except (SyntaxError, ValueError):
+        return name, ast.Module([], []), int(number)
 
 
 Kind = TypeVar("Kind", bound=ast.stmt)
@@ -161,21 +119,6 @@ def _around(tree: ast.AST, kinds: tuple[type[Kind], ...], line: int) -> Kind | N
         if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or node.lineno):
             found = node
     return found
-
-
-def _operands(statement: ast.AST) -> Iterator[str]:
-    """Name what a statement works on, without the objects whose methods it calls by the way."""
-    called = {
-        id(node.func.value)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr != "backward"
-    }
-    functions = {id(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and id(node) not in called | functions:
-            yield node.id
 
 
 def _targets(node: ast.Assign | ast.AugAssign | ast.AnnAssign) -> Iterator[str]:

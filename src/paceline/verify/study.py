@@ -1,16 +1,18 @@
 """The verification itself: which trainings are launched, and what is compared with what."""
 
 import random
+from dataclasses import replace
 
 from paceline.errors import JobError
 from paceline.options.command_line import note
 from paceline.options.figures import plural
 from paceline.verify.compare import LEAST, compare, given_limits, measured_limits
+from paceline.verify.events import Drew
 from paceline.verify.launches import LaunchPart, VerifyLauncher
 from paceline.verify.resume import Launches, choose_step, compare_resumed
 from paceline.verify.resume_report import resume_json, resume_text
 from paceline.verify.text_report import VerifyResult, as_json, as_text
-from paceline.verify.trace import Trace, by_content, cut_up_before
+from paceline.verify.trace import Trace, cut_up_before
 from paceline.verify.verdict import (
     evaluate_first,
     evaluate_launch,
@@ -36,9 +38,8 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
     others = [launcher.launch(count) for count in counts]
     launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
     # Indices of data that a script has cut up for its ranks are each rank's own.
-    cut_up = {loader for other in others for loader in cut_up_before(first, other)}
-    if cut_up:
-        first, others = by_content(first, cut_up), [by_content(o, cut_up) for o in others]
+    cut_up = frozenset[int]().union(*(cut_up_before(first, other) for other in others))
+    first, *others = (replace(trace, by_content=cut_up) for trace in (first, *others))
     # Phase 2: how much may differ? The user's tolerance, or what rounding alone does to this
     # training, measured by one that is disturbed by a rounding error.
     limits, yardstick = given_limits(float(options.tolerance or 0)), None
@@ -47,7 +48,7 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
             request.workers[0], LaunchPart(name="disturbed", is_disturbed=True)
         )
         launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
-        yardstick = compare(first, by_content(disturbed, cut_up) if cut_up else disturbed)
+        yardstick = compare(first, replace(disturbed, by_content=cut_up))
         if not yardstick.differences:
             raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
         limits = measured_limits(yardstick)
@@ -57,7 +58,7 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
     results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
     results += map(not_run, request.workers[1:] if first.failure else ())
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
-        drew.by == "dropout" for trace in (first, *others) for rank in trace.drew for drew in rank
+        drew.by == "dropout" for trace in (first, *others) for r in trace.of(Drew) for drew in r
     )
     outcome = VerifyResult(
         results=tuple(results),

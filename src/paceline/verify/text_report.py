@@ -5,26 +5,25 @@ The page of `--html` is made from this JSON alone (`report/verification.py`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
 from typing import final
 
 from paceline.options.figures import listed, plural, show_seconds
 from paceline.options.text import aligned, line_width, wrapped
 from paceline.verify.compare import FACTOR, Comparison, Limits, losses_of
-from paceline.verify.finding import Cause, Finding
-from paceline.verify.remedies import ADVICE
+from paceline.verify.finding import Finding
 from paceline.verify.source_lines import code_at, shown
 from paceline.verify.trace import Step, Trace
 from paceline.verify.verdict import CountVerdict, Verdict
 
 _WIDTH = 100
 _CONCLUSIONS = {
-    Verdict.SAME_BITS: "on {on} the training is the same as on {{start}}, bit for bit",
-    Verdict.ROUNDING: "on {on} the training is the same as on {{start}}, up to rounding",
-    Verdict.CHANCE: "on {on} the training has the same samples as on {{start}}, but other random "
+    Verdict.SAME_BITS: "on {on} the training is the same as on {start}, bit for bit",
+    Verdict.ROUNDING: "on {on} the training is the same as on {start}, up to rounding",
+    Verdict.CHANCE: "on {on} the training has the same samples as on {start}, but other random "
     "numbers, so that losses and weights could not be compared",
-    Verdict.DIFFERENT: "on {on} this is another training than on {{start}}",
+    Verdict.DIFFERENT: "on {on} this is another training than on {start}",
     Verdict.FAILED: "on {on} the script fails",
     Verdict.NOTHING: "on {on} no step could be compared: nothing is known of it",
 }
@@ -77,86 +76,90 @@ class VerifyResult:
 
     @property
     def findings(self) -> list[Finding]:
-        """Give each cause once, on the first number of workers that shows it."""
+        """Give each cause once, on the first number of workers that shows it; notes last."""
         found: dict[str, Finding] = {}
         for result in self.results:
             for finding in result.findings:
-                found.setdefault(finding.cause, finding)
-        return sorted(found.values(), key=lambda finding: not finding.is_fault)
+                found.setdefault(finding.cause.name, finding)
+        return sorted(found.values(), key=lambda finding: finding.is_note)
+
+    @property
+    def causes(self) -> list[str]:
+        """Name all that is to be mended."""
+        return [str(finding.cause) for finding in self.findings if not finding.is_note]
 
     @property
     def is_good(self) -> bool:
         """Whether the training is the same, and nothing is wrong."""
         bad = (Verdict.DIFFERENT, Verdict.FAILED, Verdict.NOTHING)
-        return not any(
-            result.verdict in bad or any(f.is_fault for f in result.findings)
-            for result in self.results
-        )
+        return not self.causes and not any(result.verdict in bad for result in self.results)
+
+    def workers_with(self, verdict: Verdict) -> list[int]:
+        """List the numbers of workers that have a verdict."""
+        return [result.workers for result in self.results if result.verdict == verdict]
 
 
 def as_text(outcome: VerifyResult) -> str:
     """Write it for people."""
     table = "\n".join(aligned(_rows(outcome), range(len(_HEADINGS))))
     parts = [wrapped_text(headline(outcome), 0), table, wrapped_text(_meaning(outcome), 0)]
-    parts += describe_found(outcome.findings, outcome.unseen)
+    parts += describe_found(outcome.findings, outcome.unseen, outcome.results[0].trace)
     parts.append(wrapped_text(f"Conclusion: {conclusion(outcome)}", 0))
     return "\n\n".join(part for part in parts if part)
 
 
-def describe_found(findings: Sequence[Finding], unseen: Sequence[str]) -> list[str]:
+def describe_found(findings: Sequence[Finding], unseen: Sequence[str], first: Trace) -> list[str]:
     """Write all causes, what could not be seen, and what to do next: a paragraph each."""
-    parts = [_describe_finding(number, finding) for number, finding in enumerate(findings, 1)]
+    causes = [finding for finding in findings if not finding.is_note]
+    parts = [_describe(f"{number}. ", finding, first) for number, finding in enumerate(causes, 1)]
+    parts += [_describe("Note: ", finding, first) for finding in findings if finding.is_note]
     if unseen:
         parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in unseen))
-    if any(finding.is_fault for finding in findings):
+    if causes:
         parts.append("Fix this and rerun `paceline verify`: one fault may hide another.")
     return parts
 
 
 def headline(outcome: VerifyResult) -> str:
-    """Give the verdict on all numbers of workers in a line."""
+    """Give the verdict on all numbers of workers in a line: the worst of all numbers."""
     on = f"on {listed([str(result.workers) for result in outcome.results])} workers"
-    faults = [str(finding.cause) for finding in outcome.findings if finding.is_fault]
-    named = f"{plural(len(faults), 'fault')}: {', '.join(faults)}"
-    found = {result.verdict for result in outcome.results[1:]}
-    # The worst verdict of all numbers of workers is the whole's.
-    if Verdict.FAILED in found or outcome.results[0].verdict == Verdict.FAILED:
-        failed = next(r for r in outcome.results if r.verdict == Verdict.FAILED)
-        why = ", ".join(faults)
-        if faults == [Cause.FAILED]:  # which says nothing more than the verdict
-            why = shorten(outcome.findings[0].what, _WIDTH, placeholder=" ...")
-        return f"failed on {plural(failed.workers, 'worker')}: {why}"
+    causes, found = outcome.causes, {result.verdict for result in outcome.results[1:]}
+    named = _counted("cause", causes)
+    if failed := outcome.workers_with(Verdict.FAILED):
+        if causes == ["failed"]:  # which says nothing more than the verdict
+            named = shorten(outcome.findings[0].what, _WIDTH, placeholder=" ...")
+        return f"failed on {plural(failed[0], 'worker')}: {named}"
     if Verdict.NOTHING in found:
         return f"nothing to compare {on}"
     if Verdict.DIFFERENT in found:
-        causes = [str(f.cause) for f in outcome.findings if f.makes_different]
-        return f"different: {plural(len(causes), 'cause')}: {', '.join(causes)}"
+        return f"different: {named}"
     if Verdict.CHANCE in found:
         text = f"the same samples {on}, but other random numbers"
     else:
         how = "up to rounding" if Verdict.ROUNDING in found else "bit for bit"
         text = f"the same training {on}, {how}"
-    return f"{text}; {named}" if faults else text
+    return f"{text}; {_counted('fault', causes)}" if causes else text
 
 
 def conclusion(outcome: VerifyResult) -> str:
     """Say in words what has come out."""
-    first, *others = outcome.results
+    first = outcome.results[0]
     start = plural(first.workers, "worker")
     if first.verdict == Verdict.FAILED:
         return f"the script fails on {start}, so that nothing could be compared."
     parts = []
     # A sentence for each verdict, over all numbers of workers that have it.
     for verdict, sentence in _CONCLUSIONS.items():
-        counts = [j.workers for j in others if j.verdict == verdict]
-        if counts:
-            shown = " and ".join(map(str, counts))
-            parts.append(sentence.format(on=f"{shown} {'worker' if counts == [1] else 'workers'}"))
-    faults = [str(finding.cause) for finding in outcome.findings if finding.is_fault]
-    text = f"{'; '.join(parts)}.".replace("{start}", start)
-    if not faults:
-        return text
-    return f"{text} {plural(len(faults), 'fault')} to fix: {', '.join(faults)}."
+        if counts := outcome.workers_with(verdict):
+            on = f"{listed(list(map(str, counts)))} {'worker' if counts == [1] else 'workers'}"
+            parts.append(sentence.format(on=on, start=start))
+    word = "cause" if outcome.workers_with(Verdict.DIFFERENT) else "fault"
+    fixes = [f" To fix: {_counted(word, outcome.causes)}."] if outcome.causes else []
+    return "".join([f"{'; '.join(parts)}.", *fixes])
+
+
+def _counted(word: str, causes: Sequence[str]) -> str:
+    return f"{plural(len(causes), word)}: {', '.join(causes)}"
 
 
 def as_json(outcome: VerifyResult) -> dict[str, object]:
@@ -178,7 +181,7 @@ def as_json(outcome: VerifyResult) -> dict[str, object]:
             for r in others
             for found in first_difference_json(names[id(r)], r.comparison, outcome.limits)
         ],
-        "findings": [finding_json(finding) for finding in outcome.findings],
+        "findings": [finding_json(finding, first.trace) for finding in outcome.findings],
         "limits": limits_json(outcome.limits) | {"meaning": _meaning(outcome)},
         "not_seen": list(outcome.unseen),
     }
@@ -194,41 +197,70 @@ def limits_json(limits: Limits) -> dict[str, object]:
 
 
 def losses_json(
-    launch: str, trace: Trace, beside: Sequence[Step] = (), *, from_step: int = 0
+    launch: str, trace: Trace, beside: Sequence[Step] = (), *, after: int = 0
 ) -> dict[str, object]:
     """Write a launch's losses over all ranks, step by step.
 
     Args:
         beside: Steps of the launch that it is compared with, from the same step on.
-        from_step: The number of its first step, from 0.
+        after: Steps before its first one.
     """
     # Six digits are more than a chart can show.
     shown = [float(f"{loss:.6g}") for loss in losses_of(trace, beside)]
-    return {"launch": launch, "from_step": from_step, "values": _finite(shown)}
+    return {"launch": launch, "from_step": after + 1, "values": _finite(shown)}
 
 
 def first_difference_json(
-    launch: str, compared: Comparison | None, limits: Limits, *, from_step: int = 0
+    launch: str, compared: Comparison | None, limits: Limits, *, after: int = 0
 ) -> list[dict[str, object]]:
     """Write the first step that isn't the same, in a list that is empty where all are.
 
     Args:
-        from_step: The number of its first step, from 0.
+        after: Steps before its first one.
     """
     found = compared.first_difference(limits) if compared else None
     if found is None:
         return []
-    return [{"launch": launch, "step": from_step + found.step, "in": list(found.quantities)}]
+    return [{"launch": launch, "step": after + found.step + 1, "in": list(found.quantities)}]
 
 
-def finding_json(finding: Finding) -> dict[str, object]:
-    """Write a cause for programs."""
-    return (
-        asdict(finding)
-        | {"cause": str(finding.cause), "is_fault": finding.is_fault}
-        | {"lines": [_line_json(place) for place in finding.lines]}
-        | asdict(ADVICE[finding.cause])
-    )
+def finding_json(finding: Finding, first: Trace) -> dict[str, object]:
+    """Write a cause for programs.
+
+    Args:
+        first: The first launch, whose libraries and batch count for the remedies.
+    """
+    return {
+        "cause": str(finding.cause),
+        "is_fault": not finding.is_note,
+        "workers": finding.workers,
+        "what": finding.what,
+        "step": None if finding.step is None else finding.step + 1,
+        "rank": finding.rank,
+        "tensor": finding.tensor,
+        "lines": [_line_json(place) for place in finding.lines],
+        "why": finding.cause.why,
+        "remedies": _remedies(finding, first),
+    }
+
+
+def _remedies(finding: Finding, first: Trace) -> dict[str, str]:
+    """Say how to mend it, by what the script uses."""
+    cause = finding.cause
+    batch = sum(first.steps[0].shares) if first.steps else 0
+    plain = "PyTorch", finding.remedy or cause.torch
+    if first.in_session:
+        plain = "Paceline", cause.paceline
+    for library in first.libraries:
+        if own := {
+            "Lightning": cause.lightning,
+            "Accelerate": cause.accelerate,
+            "Transformers": cause.transformers,
+        }[library]:
+            plain = library, own
+            break
+    found = dict([plain, ("Paceline", cause.paceline)])
+    return {name: text.replace("{batch}", str(batch or 64)) for name, text in found.items()}
 
 
 def _line_json(place: str) -> dict[str, object]:
@@ -249,7 +281,9 @@ def steps_json(compared: Comparison | None) -> list[dict[str, object]]:
     """Write how far apart two launches are, step by step."""
     return [
         {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in s.items()}
-        for s in (asdict(d) for d in (compared.differences if compared else ()))
+        for s in (
+            asdict(replace(d, step=d.step + 1)) for d in (compared.differences if compared else ())
+        )
     ]
 
 
@@ -307,20 +341,17 @@ def _meaning(outcome: VerifyResult) -> str:
     )
 
 
-def _describe_finding(number: int, finding: Finding) -> str:
+def _describe(number: str, finding: Finding, first: Trace) -> str:
     """Write a cause with where it shows, why it matters and how it is mended."""
-    advice = ADVICE[finding.cause]
-    places = [f"{finding.workers} worker{'s' if finding.workers > 1 else ''}"]
-    places += [f"from step {finding.step} on"] if finding.step is not None else []
+    places = [plural(finding.workers, "worker")]
+    places += [f"from step {finding.step + 1} on"] if finding.step is not None else []
     places += [f"rank {finding.rank}"] if finding.rank is not None else []
     places += [f"first in {finding.tensor}"] if finding.tensor else []
-    kind = "" if finding.is_fault else "note, "
-    lines = [f"{number}. {finding.cause} ({kind}{', '.join(places)})"]
+    lines = [f"{number}{finding.cause} ({', '.join(places)})"]
     parts = [("", finding.what), *(("at ", shown(place)) for place in finding.lines)]
-    parts += [("why: ", advice.why)]
-    parts += [("Paceline: ", advice.paceline), ("PyTorch: ", advice.torch)]
-    lines += [wrapped_text(f"   {label}{text}", 5) for label, text in parts]
-    return "\n".join(lines)
+    parts += [("why: ", finding.cause.why)]
+    parts += [(f"{name}: ", text) for name, text in _remedies(finding, first).items()]
+    return "\n".join([*lines, *(wrapped_text(f"   {label}{text}", 5) for label, text in parts)])
 
 
 def wrapped_text(text: str, indent: int) -> str:

@@ -1,59 +1,45 @@
-"""What all workers of one launch saw, put together: its steps, passes and evaluations.
-
-A rank's events tell when a batch was taken from its DataLoader. Most scripts train on it at once;
-Lightning and Accelerate take the next one first, to know which is the last.
-"""
+"""What all workers of one launch saw: its events, and the steps and passes that they make."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
 from typing import TypeVar, final
 
 from paceline.verify.events import (
     Backward,
-    Began,
-    Clipped,
-    Combined,
     Drawn,
-    Drew,
     Ended,
-    Evaluated,
     Event,
-    Figured,
-    Met,
-    ModeChanged,
     ModelBuilt,
-    Monitored,
-    Normalised,
     PassBegun,
     PassEnded,
     Placed,
-    Printed,
-    Reduced,
-    Scaled,
     Stepped,
 )
 from paceline.verify.tensor_sketch import identity
 
 Kind = TypeVar("Kind", bound=Event)
+Key = tuple[int, int]
+"""Of a pass: loader and number."""
+_AHEAD = 2
+"""Batches before the first backward pass where the next one is always taken early."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimizer step, over all ranks."""
+    """One optimizer step, over all ranks; all fields are by rank."""
 
     stepped: tuple[Stepped, ...]
-    """By rank."""
+    drawn: tuple[tuple[Drawn, ...], ...]
+    """Batches that were trained on."""
+    skipped: tuple[tuple[Drawn, ...], ...]
+    """Batches that were taken and not trained on."""
+    backwards: tuple[tuple[Backward, ...], ...]
     samples: tuple[tuple[str, ...], ...]
-    """By rank."""
     contents: tuple[tuple[str, ...], ...]
-    losses: tuple[float, ...]
-    """Sum over the step's backward passes, by rank."""
-    weights: tuple[float, ...]
-    """What Paceline's session multiplies each rank's loss by; 1 in plain scripts."""
-    unsynced: tuple[int, ...] = ()
-    """Ranks whose last backward pass combined nothing, though DistributedDataParallel is there."""
 
     @property
     def all_samples(self) -> list[str]:
@@ -71,11 +57,28 @@ class Step:
         """How many samples each rank had."""
         return tuple(len(share) for share in self.samples)
 
+    @cached_property
+    def losses(self) -> tuple[float, ...]:
+        """Sum over the step's backward passes, by rank; a weighted mean where Paceline weighs."""
+        return tuple(map(_loss_of, self.backwards))
+
+    @cached_property
+    def infinite(self) -> tuple[str, ...]:
+        """Name what isn't finite: each rank's loss, then rank 0's gradients and new weights."""
+        own = self.stepped[0]
+        losses = (f"the loss of rank {r}" for r, x in enumerate(self.losses) if not isfinite(x))
+        pairs = [*zip(own.names, own.gradients, strict=True)]
+        named = (f"the gradient of {n}" for n, g in pairs if g is not None and not isfinite(g.norm))
+        weights = zip(own.names, own.weights, strict=True)
+        after = (f"the new weight {name}" for name, w in weights if not isfinite(w.norm))
+        return (*losses, *named, *after)
+
     def loss(self, *, by_samples: bool) -> float:
         """Give the step's loss over all ranks, each weighted by its samples or all alike."""
-        weights = [float(n) for n in self.shares] if by_samples else list(self.weights)
-        pairs = zip(weights, self.losses, strict=True)
+        own = [sum(b.weight for b in backwards) for backwards in self.backwards]
+        weights = [float(n) for n in self.shares] if by_samples else own
         total = sum(weights)
+        pairs = zip(weights, self.losses, strict=True)
         return sum(w * loss for w, loss in pairs if w) / total if total else 0.0
 
 
@@ -84,11 +87,12 @@ class Step:
 class Pass:
     """One pass over a loader, over all ranks."""
 
+    loader: int
     begun: tuple[PassBegun, ...]
     """By rank; empty for Paceline's own loaders."""
     samples: tuple[tuple[str, ...], ...]
     """By rank, in order."""
-    contents: tuple[tuple[str, ...], ...] = ()
+    contents: tuple[tuple[str, ...], ...]
     """Hashes of their values, by rank."""
     batches: tuple[int, ...]
     """By rank."""
@@ -97,9 +101,6 @@ class Pass:
     """Whether every rank that took part came to its end."""
     is_cut: bool
     """Whether we ended it on any rank."""
-    number: int
-    """Among the passes of its kind."""
-    loader: int
 
     def sample_contents(self) -> Iterator[tuple[str, str]]:
         """Give each sample with the hash of its values, where that is known."""
@@ -116,64 +117,149 @@ class Pass:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One launch.
+    """One launch."""
 
-    Flat, since each detector takes other fields of it.
-    """
-
-    workers: int
-    steps: tuple[Step, ...] = ()
-    passes: tuple[Pass, ...] = ()
-    models: tuple[tuple[ModelBuilt, ...], ...] = ()
-    """By rank."""
-    normalised: tuple[str, ...] = ()
-    """Names of the BatchNorms that see their own share only."""
-    drew: tuple[tuple[Drew, ...], ...] = ()
-    """By rank."""
-    modes: tuple[tuple[ModeChanged, ...], ...] = ()
-    """By rank: which modules train in evaluation mode, and since when."""
-    evaluated: tuple[tuple[Evaluated, ...], ...] = ()
-    """By rank."""
-    reduced: tuple[Reduced, ...] = ()
-    """By rank 0, of its own, outside of steps; the last one first."""
-    figured: tuple[Figured, ...] = ()
-    printed: tuple[str, ...] = ()
-    printed_at: tuple[str, ...] = ()
-    """The script's line that has printed each."""
-    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Lines of the script by what they do, of the first rank that does it."""
-    monitored: tuple[tuple[float, ...], ...] = ()
-    """Figures that a schedule was given, by rank."""
-    scales: tuple[tuple[float, ...], ...] = ()
-    """Loss scales in the order of steps, by rank."""
-    clips_early: tuple[str, ...] = ()
-    """What comes after gradients were clipped, and still changes them."""
-    is_cut: bool = False
-    in_shards: bool = False
-    """Whether a rank's steps are made of several shards, the same on any number of workers."""
+    ranks: tuple[tuple[Event, ...], ...]
+    """Each rank's events, as they happened."""
     failure: str = ""
     """Why the launch failed, in the launcher's words; empty where it didn't."""
     locations: tuple[str, ...] = ()
     """Where each rank was when the ranks lost one another; empty where it failed otherwise."""
-    has_joined: bool = False
-    """Whether a rank has made a process group."""
-    has_met: bool = False
-    """Whether a rank has communicated with others by torch.distributed."""
     programs: tuple[str, ...] = ()
     """Commands of other programs that the script has started: these aren't watched."""
-    torch: str = ""
-    """Version of PyTorch; empty where rank 0 didn't come to the training's end."""
-    began_s: float | None = None
-    """When the last rank had its first batch, by the machine's monotonic clock."""
+    only: tuple[Step, ...] | None = None
+    """The steps to be compared, where these aren't all."""
+    by_content: frozenset[int] = frozenset()
+    """Loaders whose samples are known by their values rather than by their indices."""
     took_s: float = 0.0
     """The whole launch."""
     starting_s: float = 0.0
     """The part of it before the first batch: processes, imports, data."""
 
     @property
+    def workers(self) -> int:
+        """How many there were."""
+        return len(self.ranks)
+
+    def of(self, kind: type[Kind]) -> tuple[tuple[Kind, ...], ...]:
+        """Give the events of a kind, by rank."""
+        return tuple(tuple(e for e in events if isinstance(e, kind)) for events in self.ranks)
+
+    def by_rank_0(self, kind: type[Kind]) -> tuple[Kind, ...]:
+        """Give rank 0's events of a kind."""
+        return (self.of(kind) or ((),))[0]
+
+    @property
+    def torch(self) -> str:
+        """Version of PyTorch; empty where rank 0 didn't come to the training's end."""
+        return next((event.torch for event in self.by_rank_0(Ended)), "")
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Name the libraries that it trains by, the outermost first."""
+        return next((event.libraries for event in self.by_rank_0(Ended)), ())
+
+    @property
     def in_session(self) -> bool:
         """Whether Paceline trained."""
-        return any(model.by == "session" for ranks in self.models for model in ranks)
+        return any(model.by == "session" for ranks in self.of(ModelBuilt) for model in ranks)
+
+    @property
+    def in_shards(self) -> bool:
+        """Whether a rank's steps are of several shards, the same on any number of workers."""
+        return any(len({e.part for e in rank}) > 1 for rank in self.of(Drawn))
+
+    @cached_property
+    def breaks_at(self) -> int | None:
+        """Give the first step, from 0, with a loss, gradient or weight that isn't finite."""
+        return next((n for n, step in enumerate(self.steps) if step.infinite), None)
+
+    @cached_property
+    def places(self) -> Mapping[str, tuple[str, ...]]:
+        """Give lines of the script by what they do, of the first rank that does it."""
+        found: dict[str, tuple[str, ...]] = {}
+        for events in self.of(Placed):
+            own: defaultdict[str, list[str]] = defaultdict(list)
+            for event in events:
+                own[event.what].append(event.at)
+            found = {what: tuple(dict.fromkeys(at)) for what, at in own.items()} | found
+        return found
+
+    @cached_property
+    def _passes_by_rank(self) -> list[dict[Key, "_PassOfRank"]]:
+        return [_passes_of(events) for events in self.ranks]
+
+    @cached_property
+    def _training(self) -> set[Key]:
+        """The passes most of whose batches come before backward passes."""
+        drawn, fed = Counter[Key](), Counter[Key]()
+        for passes in self._passes_by_rank:
+            for key, found in passes.items():
+                drawn[key] += found.drawn
+                fed[key] += found.fed
+        return {key for key, count in drawn.items() if 2 * fed[key] > count}
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Give step n of all ranks together; the rank with the fewest steps ends it."""
+        if self.only is not None:
+            return self.only
+        parts = (self._steps_of(rank) for rank in range(self.workers))
+        return tuple(
+            Step(
+                stepped=tuple(part.stepped for part in step),
+                drawn=tuple(tuple(part.drawn) for part in step),
+                skipped=tuple(tuple(part.skipped) for part in step),
+                backwards=tuple(tuple(part.backwards) for part in step),
+                samples=tuple(tuple(self._samples(part.drawn)) for part in step),
+                contents=tuple(tuple(c for d in part.drawn for c in d.contents) for part in step),
+            )
+            for step in zip(*parts, strict=False)
+        )
+
+    def _samples(self, drawn: Iterable[Drawn]) -> Iterator[str]:
+        for batch in drawn:
+            yield from (
+                map(identity, batch.contents) if batch.loader in self.by_content else batch.samples
+            )
+
+    def _steps_of(self, rank: int) -> Iterator["_Part"]:
+        passes, part = self._passes_by_rank[rank], _Part()
+        for event in in_order(self.ranks[rank], passes):
+            if isinstance(event, Drawn) and _key(event) in self._training:
+                part.draw(event, alternates=passes[_key(event)].alternates)
+            elif isinstance(event, Backward):
+                part.go_back(event)
+            elif isinstance(event, Stepped):
+                yield part.step(event)
+                part = _Part()
+
+    @cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """Give all passes in order; the same pass of all ranks together."""
+        keys = dict.fromkeys(key for own in self._passes_by_rank for key in own)
+        return tuple(self._pass(key) for key in keys if self._is_pass(key))
+
+    def _is_pass(self, key: Key) -> bool:
+        """Tell a pass from batches that were only looked at, as by `next(iter(loader))`."""
+        own = [passes[key] for passes in self._passes_by_rank if key in passes]
+        is_look = all(p.drawn == 1 and not p.is_over and not p.is_whole for p in own)
+        return any(p.drawn for p in own) and (key in self._training or not is_look)
+
+    def _pass(self, key: Key) -> Pass:
+        own = [passes.get(key, _PassOfRank()) for passes in self._passes_by_rank]
+        drawn = [[d for d in rank if _key(d) == key] for rank in self.of(Drawn)]
+        took_part = [part for part in own if part.drawn]
+        return Pass(
+            loader=key[0],
+            begun=tuple(part.begun for part in own if part.begun),
+            samples=tuple(tuple(self._samples(batches)) for batches in drawn),
+            contents=tuple(tuple(c for d in batches for c in d.contents) for batches in drawn),
+            batches=tuple(part.drawn for part in own),
+            trains=key in self._training,
+            is_whole=all(part.is_whole for part in took_part),
+            is_cut=any(part.is_cut and not part.is_whole for part in took_part),
+        )
 
     def training(self) -> list[Pass]:
         """Give the passes that were trained on."""
@@ -184,358 +270,164 @@ class Trace:
         return [found for found in self.passes if not found.trains]
 
 
-def collect_trace(
-    ranks: Sequence[Sequence[Event]],
-    failure: str = "",
-    locations: Sequence[str] = (),
-    programs: Sequence[str] = (),
-) -> Trace:
-    """Put the events of all ranks of one launch together.
-
-    Args:
-        ranks: Each rank's events in order.
-        locations: Where each rank was, where they lost one another.
-    """
-    ranks = [trained_in_order(events) for events in ranks]
-    training = _training_loaders(ranks)
-    first = ranks[0] if ranks else ()
-    return Trace(
-        workers=len(ranks),
-        steps=tuple(_steps(ranks, training)),
-        passes=tuple(_passes(ranks, training)),
-        models=_by_rank(ranks, ModelBuilt),
-        normalised=tuple(dict.fromkeys(e.module for e in first if isinstance(e, Normalised))),
-        drew=_by_rank(ranks, Drew),
-        modes=_by_rank(ranks, ModeChanged),
-        evaluated=_by_rank(ranks, Evaluated),
-        reduced=tuple(_reduced(first)),
-        figured=tuple(e for e in first if isinstance(e, Figured)),
-        printed=tuple(e.line for e in first if isinstance(e, Printed)),
-        printed_at=tuple(e.at for e in first if isinstance(e, Printed)),
-        places=_places(ranks),
-        monitored=tuple(tuple(e.figure for e in r if isinstance(e, Monitored)) for r in ranks),
-        scales=tuple(tuple(e.scale for e in r if isinstance(e, Scaled)) for r in ranks),
-        clips_early=tuple(_after_clipping(first)),
-        is_cut=any(e.is_cut for e in first if isinstance(e, Ended)),
-        in_shards=any(len({e.part for e in r if isinstance(e, Drawn)}) > 1 for r in ranks),
-        failure=failure,
-        locations=tuple(locations),
-        has_joined=any(isinstance(e, Met) for events in ranks for e in events),
-        has_met=any(isinstance(e, Met) and not e.joined_only for r in ranks for e in r),
-        programs=tuple(programs),
-        torch=next((e.torch for e in first if isinstance(e, Ended)), ""),
-        began_s=max((e.at_s for r in ranks for e in r if isinstance(e, Began)), default=None),
-    )
-
-
-def _reduced(events: Sequence[Event]) -> Iterable[Reduced]:
-    """Give what was combined outside of steps: no backward pass follows before the next batch."""
-    in_step = False
-    # Backwards in time: a backward pass that is met first means that a step was under way.
-    for event in reversed(events):
-        if isinstance(event, Backward):
-            in_step = True
-        elif isinstance(event, Drawn | PassBegun | PassEnded | Stepped):
-            in_step = False
-        elif isinstance(event, Reduced) and not in_step:
-            yield event
-
-
-def _places(ranks: Sequence[Sequence[Event]]) -> Mapping[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for events in ranks:
-        own: defaultdict[str, list[str]] = defaultdict(list)
-        for event in events:
-            if isinstance(event, Placed):
-                own[event.what].append(event.at)
-        found = {what: tuple(dict.fromkeys(at)) for what, at in own.items()} | found
-    return found
-
-
-def _after_clipping(events: Sequence[Event]) -> Iterator[str]:
-    """Tell what changes gradients between clipping them and the step."""
-    is_clipped = False
-    for event in events:
-        if isinstance(event, Stepped):
-            is_clipped = False
-        elif isinstance(event, Clipped):
-            is_clipped = True
-        elif is_clipped and isinstance(event, Backward):
-            yield "another backward pass adds to them"
-            return
-        elif is_clipped and isinstance(event, Combined):
-            yield "the ranks' gradients are combined"
-            return
-
-
-def _by_rank(ranks: Sequence[Sequence[Event]], kind: type[Kind]) -> tuple[tuple[Kind, ...], ...]:
-    return tuple(tuple(e for e in events if isinstance(e, kind)) for events in ranks)
-
-
-def _training_loaders(ranks: Sequence[Sequence[Event]]) -> set[int]:
-    """Find the loaders most of whose batches are followed by a backward pass before the next."""
-    followed: Counter[int] = Counter()
-    drawn: Counter[int] = Counter()
-    for events in ranks:
-        open_loaders: set[int] = set()
-        # A batch counts as trained on if a backward pass comes before its loader's pass ends.
-        for event in events:
-            if isinstance(event, Drawn):
-                drawn[event.loader] += 1
-                open_loaders.add(event.loader)
-                if event.trains:
-                    followed[event.loader] += 1
-            elif isinstance(event, Backward):
-                followed.update(open_loaders)
-                open_loaders.clear()
-            elif isinstance(event, PassEnded):
-                open_loaders.discard(event.loader)
-    return {loader for loader, count in drawn.items() if 2 * followed[loader] > count}
-
-
-def _steps(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Step]:
-    # Step n of all ranks together; the rank with the fewest steps ends it.
-    for parts in zip(*(_sorted(events, training) for events in ranks), strict=False):
-        yield Step(
-            stepped=tuple(stepped for stepped, _, _ in parts),
-            samples=tuple(tuple(s for d in drawn for s in d.samples) for _, drawn, _ in parts),
-            contents=tuple(tuple(c for d in drawn for c in d.contents) for _, drawn, _ in parts),
-            losses=tuple(_loss_of(backwards) for _, _, backwards in parts),
-            weights=tuple(sum(b.weight for b in backwards) for _, _, backwards in parts),
-            unsynced=tuple(
-                rank
-                for rank, (_, _, backwards) in enumerate(parts)
-                if backwards and backwards[-1].synced is False
-            ),
-        )
-
-
 def _loss_of(backwards: Sequence[Backward]) -> float:
     """Add a step's losses up; those that Paceline weights are averaged."""
     weight = sum(b.weight for b in backwards)
-    plain = all(b.weight == 1.0 for b in backwards)
-    if plain or not weight:
+    if all(b.weight == 1.0 for b in backwards) or not weight:
         return sum(b.loss for b in backwards)
     return sum(b.loss * b.weight for b in backwards if b.weight) / weight
 
 
-def _sorted(
-    events: Sequence[Event], training: set[int]
-) -> Iterator[tuple[Stepped, list[Drawn], list[Backward]]]:
-    """Give each step of a rank, with what came before it."""
-    drawn: list[Drawn] = []
-    backwards: list[Backward] = []
+@final
+@dataclass
+class _Part:
+    """One rank's part of a step, while it is put together."""
+
+    drawn: list[Drawn] = field(default_factory=list)
+    skipped: list[Drawn] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    _new: Drawn | None = None
+    """The last batch, as long as no backward pass has followed it."""
+    _used: int = 0
+    """Batches that a backward pass has followed."""
+    _stepped: Stepped | None = None
+
+    @property
+    def stepped(self) -> Stepped:
+        """The step itself."""
+        assert self._stepped is not None
+        return self._stepped
+
+    def draw(self, batch: Drawn, *, alternates: bool) -> None:
+        """Add a batch; of those that alternate with backward passes one without is skipped."""
+        if self._new is not None and self._new.loader == batch.loader and alternates:
+            self.drawn.remove(self._new)
+            self.skipped.append(self._new)
+        self.drawn.append(batch)
+        self._new = batch
+
+    def go_back(self, backward: Backward) -> None:
+        """Add a backward pass; where gradients were zeroed before it, it is the step's first."""
+        is_plain = not any(batch.trains for batch in self.drawn)
+        if is_plain and self.backwards and not backward.adds:
+            self.drawn, self.backwards = self.drawn[self._used :], []
+        self.backwards.append(backward)
+        self._new, self._used = None, len(self.drawn)
+
+    def step(self, stepped: Stepped) -> "_Part":
+        """End it by the step."""
+        self._stepped = stepped
+        return self
+
+
+@final
+@dataclass
+class _PassOfRank:
+    """What one rank saw of a pass."""
+
+    begun: PassBegun | None = None
+    drawn: int = 0
+    fed: int = 0
+    """Batches that a backward pass has followed."""
+    turns: int = 0
+    """Backward passes that have followed a batch directly."""
+    before_first: int = 0
+    """Batches before the first of these backward passes."""
+    is_over: bool = False
+    is_cut: bool = False
+    goes_back_after: bool = False
+    """Whether a backward pass followed its end, before any other batch."""
+
+    def see(self, event: PassBegun | Drawn | PassEnded) -> Key | None:
+        """Count an event; gives the pass where this is its end."""
+        if isinstance(event, PassBegun):
+            self.begun = event
+        elif isinstance(event, Drawn):
+            self.drawn += 1
+            self.fed += event.trains is True
+        else:
+            self.is_over, self.is_cut = True, event.is_cut
+            return _key(event)
+        return None
+
+    def feed(self) -> None:
+        """Count a backward pass that its batches are trained by."""
+        self.before_first = self.before_first or self.drawn
+        self.turns += self.drawn > self.fed
+        self.fed = self.drawn
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its end; a script that counts batches asks for no more than those."""
+        known = self.begun.batches if self.begun else 0
+        return (self.is_over and not self.is_cut) or (known > 0 and self.drawn == known)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether each batch is taken before the step of the one before, as by Accelerate."""
+        ends_so = self.goes_back_after if self.is_over else self.drawn == self.turns + 1 > _AHEAD
+        return self.before_first == _AHEAD and ends_so
+
+    @property
+    def alternates(self) -> bool:
+        """Whether it is usual that a backward pass follows each batch."""
+        return 3 * self.turns > 2 * self.drawn
+
+
+def _passes_of(events: Sequence[Event]) -> dict[Key, _PassOfRank]:
+    """Sort one rank's events by pass, and count which batches backward passes follow."""
+    found: defaultdict[Key, _PassOfRank] = defaultdict(_PassOfRank)
+    ended: Key | None = None  # the pass that has ended last, if nothing was taken since
     for event in events:
-        if isinstance(event, Drawn) and event.loader in training:
-            drawn.append(event)
+        if isinstance(event, PassBegun | Drawn | PassEnded):
+            ended = found[_key(event)].see(event)
         elif isinstance(event, Backward):
-            backwards.append(event)
-        elif isinstance(event, Stepped):
-            yield event, drawn, backwards
-            drawn, backwards = [], []
+            for key in event.fed:
+                found[key].feed()
+            if ended is not None:
+                found[ended].goes_back_after = True
+            ended = None
+    return dict(found)
 
 
-def _passes(ranks: Sequence[Sequence[Event]], training: set[int]) -> Iterable[Pass]:
-    drawn: Mapping[tuple[int, int], list[list[str]]]
-    drawn = defaultdict(lambda: [[] for _ in ranks])
-    contents: Mapping[tuple[int, int], list[list[str]]]
-    contents = defaultdict(lambda: [[] for _ in ranks])
-    batches: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
-    ended: dict[tuple[int, int, int], bool] = {}
-    begun: dict[tuple[int, int], list[PassBegun]] = {}
-    lengths: dict[tuple[int, int, int], int] = {}
-    # Sort the events by loader and pass; the same pass of all ranks comes together.
-    for rank, events in enumerate(ranks):
-        for event in events:
-            if isinstance(event, Drawn):
-                drawn[event.loader, event.number][rank] += event.samples
-                contents[event.loader, event.number][rank] += event.contents
-                batches[event.loader, event.number][rank] += 1
-            elif isinstance(event, PassBegun):
-                begun.setdefault((event.loader, event.number), []).append(event)
-                lengths[rank, event.loader, event.number] = event.batches
-            elif isinstance(event, PassEnded):
-                ended[rank, event.loader, event.number] = event.is_cut
-    # Passes in order, numbered apart for training and evaluation.
-    numbers: Counter[bool] = Counter()
-    for (loader, number), samples in drawn.items():
-        trains = loader in training
-        came_to_end = {  # a script that counts its batches asks for no more than there are
-            rank
-            for rank, count in batches[loader, number].items()
-            if ended.get((rank, loader, number)) is False
-            or lengths.get((rank, loader, number)) == count
-        }
-        yield Pass(
-            begun=tuple(begun.get((loader, number), ())),
-            samples=tuple(map(tuple, samples)),
-            contents=tuple(map(tuple, contents[loader, number])),
-            batches=tuple(batches[loader, number][rank] for rank in range(len(ranks))),
-            trains=trains,
-            is_whole=len(came_to_end) == len(batches[loader, number]),
-            is_cut=any(
-                ended.get((r, loader, number), False)
-                for r in batches[loader, number]
-                if r not in came_to_end
-            ),
-            number=numbers[trains],
-            loader=loader,
-        )
-        numbers[trains] += 1
+def _key(event: PassBegun | Drawn | PassEnded) -> Key:
+    return event.loader, event.number
 
 
-def cut_up_before(first: Trace, other: Trace) -> set[int]:
+def in_order(events: Sequence[Event], passes: Mapping[Key, _PassOfRank]) -> Iterator[Event]:
+    """Put batches that are taken one step ahead, as by Accelerate, behind the step before."""
+    ahead = {loader for (loader, _), found in passes.items() if found.is_ahead}
+    held: dict[int, Drawn] = {}
+    drawn, has_stepped = Counter[Key](), False
+    for event in events:
+        if isinstance(event, PassBegun | Drawn | PassEnded) and event.loader in held:
+            batch = held.pop(event.loader)
+            if not isinstance(event, PassBegun):  # else it was taken in vain
+                yield batch
+        elif isinstance(event, Backward) and has_stepped:  # a pass's last batch is its own step's
+            for key in [_key(batch) for batch in held.values()]:
+                if drawn[key] == passes[key].drawn:
+                    yield held.pop(key[0])
+        if isinstance(event, Drawn) and event.loader in ahead:
+            held[event.loader], has_stepped = event, False
+            drawn[_key(event)] += 1
+        else:
+            has_stepped = has_stepped or isinstance(event, Stepped)
+            yield event
+
+
+def cut_up_before(first: Trace, other: Trace) -> frozenset[int]:
     """Find the loaders whose data sets a script has divided among its ranks by itself.
 
     Their indices count each rank's own samples, so that those of two ranks are different samples.
     """
     wholes = {found.loader: found.begun for found in first.passes if found.begun}
-    parts = {found.loader: found.begun for found in other.passes if found.begun}
-    return {
-        loader
-        for loader, begun in parts.items()
-        if len(begun) == other.workers > first.workers == 1
-        and loader in wholes
-        and sum(part.samples for part in begun) == wholes[loader][0].samples > begun[0].samples
-    }
-
-
-def by_content(trace: Trace, loaders: set[int]) -> Trace:
-    """Identify the samples of some loaders by their values instead of by their indices."""
-    trains = any(found.loader in loaders for found in trace.training())
-    return replace(
-        trace,
-        passes=tuple(
-            replace(p, samples=_identities(p.contents)) if p.loader in loaders else p
-            for p in trace.passes
-        ),
-        steps=tuple(
-            replace(s, samples=_identities(s.contents)) if trains else s for s in trace.steps
-        ),
+    return frozenset(
+        found.loader
+        for found in other.passes
+        if len(found.begun) == other.workers > first.workers == 1
+        and found.loader in wholes
+        and sum(part.samples for part in found.begun)
+        == wholes[found.loader][0].samples
+        > found.begun[0].samples
     )
-
-
-def _identities(contents: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(map(identity, share)) for share in contents)
-
-
-_SIGNIFICANT = 3
-"""Steps, the first after two batches and the others after one each, that aren't accumulation."""
-
-_OWN_AND_NEXT = 2
-
-Key = tuple[int, int]
-"""Of a pass: loader and number."""
-
-
-def trained_in_order(events: Sequence[Event]) -> list[Event]:
-    """Leave out batches that were only looked at, and put each before the step that it was for.
-
-    Args:
-        events: One rank's, as they happened.
-    """
-    peeks = set(_peeks(events))
-    kept = [event for event in events if _key(event) not in peeks]
-    ahead = _fetched_ahead(kept)
-    return list(_delayed(kept, ahead)) if ahead else kept
-
-
-def _key(event: Event) -> Key | None:
-    if isinstance(event, PassBegun | Drawn | PassEnded):
-        return event.loader, event.number
-    return None
-
-
-def _peeks(events: Sequence[Event]) -> Iterator[Key]:
-    """Find passes like `next(iter(loader))`: one batch of several, and no step with it."""
-    drawn = Counter(_key(event) for event in events if isinstance(event, Drawn))
-    lengths = {_key(event): event.batches for event in events if isinstance(event, PassBegun)}
-    ended = {_key(event) for event in events if isinstance(event, PassEnded)}
-    waiting: set[Key] = set()
-    # A batch waits for a backward pass. Where another pass begins before, it was only looked at.
-    for event in events:
-        key = _key(event)
-        if isinstance(event, Backward):
-            waiting.clear()
-        elif isinstance(event, PassBegun):
-            yield from waiting
-            waiting.clear()
-        elif isinstance(event, Drawn) and key is not None and key not in ended:
-            waiting |= {key} if drawn[key] == 1 and lengths.get(key, 1) != 1 else set()
-    yield from waiting
-
-
-@final
-@dataclass
-class _Alternation:
-    """How batches and steps of a pass alternate."""
-
-    new: int = 0
-    """Batches since the last backward pass."""
-    before_steps: list[int] = field(default_factory=list)
-    """Batches that were taken before each run of backward passes."""
-    steps: int = 0
-    backwards: int = 0
-    """Backward passes since the last batch."""
-    is_over: bool = False
-    """Whether the pass came to its end."""
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether each step but the last had the batch after its own before it.
-
-        In a pass that was seen to its end the last step then has no batch before it, unlike where
-        only the first batch was skipped.
-        """
-        first, *later = self.before_steps or [0]
-        is_whole = self.steps == first + sum(later) or (
-            len(self.before_steps) >= _SIGNIFICANT
-            and not (self.is_over and self.backwards < _OWN_AND_NEXT)
-        )
-        return first == _OWN_AND_NEXT and set(later) <= {1} and is_whole
-
-
-def _fetched_ahead(events: Sequence[Event]) -> set[int]:
-    """Find the loaders whose batches are taken one step ahead."""
-    passes: defaultdict[Key, _Alternation] = defaultdict(_Alternation)
-    latest: _Alternation | None = None
-    # Count, for each pass, the batches between optimizer steps and backward passes.
-    for event in events:
-        if isinstance(event, Drawn) and not event.trains:
-            latest = passes[event.loader, event.number]
-            latest.new += 1
-            latest.backwards = 0
-        elif isinstance(event, Backward) and latest is not None:
-            latest.backwards += 1
-            latest.before_steps += [latest.new] * (latest.new > 0)
-            latest.new = 0
-        elif isinstance(event, PassEnded) and not event.is_cut:
-            passes[event.loader, event.number].is_over = True
-        elif isinstance(event, Stepped) and latest is not None and event.optimizer == 0:
-            latest.steps += 1
-    return {loader for (loader, _), alternation in passes.items() if alternation.is_ahead}
-
-
-def _delayed(events: Sequence[Event], loaders: set[int]) -> Iterator[Event]:
-    """Delay these loaders' batches until the next one is taken, or the step before has ended.
-
-    The last of a pass has no next one: it comes before the first backward pass of its own step. One
-    that was taken in vain, since the script left its loop, is left out.
-    """
-    last = {_key(event): event for event in events if isinstance(event, Drawn)}
-    held: dict[int, Drawn] = {}
-    has_stepped = False
-    # At most one batch of each loader is held back at a time.
-    for event in events:
-        if isinstance(event, PassBegun):
-            held.pop(event.loader, None)
-        elif isinstance(event, Drawn) and event.loader in loaders:
-            if event.loader in held:
-                yield held[event.loader]
-            held[event.loader], has_stepped = event, False
-            continue
-        elif isinstance(event, Backward) and has_stepped:
-            yield from (held.pop(n) for n, one in list(held.items()) if last[_key(one)] is one)
-        elif isinstance(event, Stepped) and event.optimizer == 0:
-            has_stepped = True
-        yield event

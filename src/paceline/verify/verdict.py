@@ -6,40 +6,61 @@ from enum import StrEnum
 from typing import final
 
 from paceline.options.figures import plural
+from paceline.verify import causes
 from paceline.verify.compare import CHAOS, FACTOR, Comparison, Limits, compare
 from paceline.verify.detectors import figures, ranks, samples, steps
-from paceline.verify.finding import Case, Cause, Detector, Finding
+from paceline.verify.events import Figured, FileRead
+from paceline.verify.finding import Case, Detector, Finding, Need
 from paceline.verify.source_lines import lines_of
 from paceline.verify.trace import Trace
 
-DETECTORS: tuple[Detector, ...] = (
-    ranks.models,
-    ranks.start,
-    samples.no_sampler,
-    samples.set_epoch,
-    samples.drop_last,
-    samples.shares_overlap,
-    samples.padded_training,
-    samples.batch,
-    samples.padded_evaluation,
-    samples.dropped_evaluation,
-    ranks.unequal_steps,
-    ranks.waits_apart,
-    ranks.weights_apart,
-    ranks.same_random_numbers,
-    ranks.buffers_apart,
-    ranks.modes_apart,
-    steps.no_gradient,
-    steps.schedule_per_worker,
-    steps.rate_apart,
-    steps.batchnorm_share,
-    steps.gradient_factor,
-    steps.mean_of_means,
-    steps.clipped_early,
-    figures.metrics,
-    figures.figures,
+_ALONE = (
+    Detector(steps.no_gradient),
+    Detector(ranks.unequal_steps, (Need.PLAIN,)),
+    Detector(ranks.waits_apart),
 )
+"""Those that need no second launch, and so can say why the first one failed."""
 
+DETECTORS = (
+    Detector(samples.not_finite),
+    Detector(samples.file_race, (Need.RANKS, Need.PLAIN)),
+    Detector(ranks.start_hidden, (Need.RANKS, Need.PLAIN)),
+    Detector(ranks.start, (Need.STEPS,)),
+    Detector(samples.no_sampler, (Need.RANKS,)),
+    Detector(samples.set_epoch),
+    Detector(samples.epoch_ignored),
+    Detector(samples.drop_last),
+    Detector(samples.shares_overlap, (Need.RANKS,)),
+    Detector(samples.padded_training, (Need.RANKS,)),
+    Detector(samples.batch, (Need.STEPS,)),
+    Detector(samples.batch_skipped, (Need.RANKS,)),
+    Detector(samples.padded_evaluation, (Need.RANKS, Need.PLAIN)),
+    Detector(samples.dropped_evaluation),
+    Detector(ranks.weights_apart),
+    Detector(ranks.same_random_numbers, (Need.RANKS, Need.STEPS)),
+    Detector(ranks.buffers_apart, (Need.RANKS, Need.PLAIN)),
+    Detector(ranks.modes_apart, (Need.RANKS,)),
+    Detector(steps.schedule, (Need.STEPS,)),
+    Detector(steps.rate_apart),
+    Detector(steps.window_left_open, (Need.STEPS, Need.PLAIN)),
+    Detector(steps.moved_per_micro_batch, (Need.STEPS, Need.BEYOND)),
+    Detector(steps.batchnorm_share, (Need.BEYOND, Need.SAME_SAMPLES)),
+    Detector(steps.gradient_factor, (Need.BEYOND, Need.SAME_SAMPLES)),
+    Detector(steps.mean_of_means, (Need.BEYOND, Need.SAME_SAMPLES, Need.PLAIN)),
+    Detector(steps.clipped_early, (Need.BEYOND,)),
+    Detector(figures.figures),
+    *_ALONE,
+)
+"""All known faults."""
+
+EFFECTS = (
+    Detector(samples.other_samples),
+    Detector(steps.no_mean_over_samples, (Need.BEYOND, Need.SAME_SAMPLES)),
+    Detector(steps.other_values, (Need.BEYOND,)),
+    Detector(steps.chance, (Need.BEYOND,)),
+    Detector(steps.unknown, (Need.BEYOND,)),
+)
+"""What other faults would bring about as well: looked for in turn, until one explains it."""
 
 _WITHOUT_GPU = (
     "Torch not compiled with CUDA enabled",
@@ -74,68 +95,53 @@ class Verdict(StrEnum):
 class CountVerdict:
     """One number of workers."""
 
-    workers: int
     verdict: Verdict
-    comparison: Comparison | None
-    findings: tuple[Finding, ...]
     trace: Trace
+    comparison: Comparison | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return self.trace.workers
 
 
 def evaluate_launch(first: Trace, other: Trace, limits: Limits) -> CountVerdict:
     """Compare a launch with the first one, and look for causes."""
-    comparison = compare(first, other)
-    case = Case(
-        first=first,
-        other=other,
-        comparison=comparison,
-        beyond=comparison.first_beyond(limits),
-    )
-    findings = tuple(replace(f, lines=lines_of(f, case)) for f in _search(case))
+    found = compare(first, other)
+    beyond = found.first_beyond(limits)
+    case = Case(first=first, other=other, comparison=found, beyond=beyond)
+    findings = with_lines(_search(case), case)
     return CountVerdict(
-        workers=other.workers,
-        verdict=_verdict(case, findings),
-        comparison=comparison,
-        findings=findings,
-        trace=other,
+        verdict=_verdict(case, findings), comparison=found, findings=findings, trace=other
     )
 
 
 def evaluate_first(first: Trace) -> CountVerdict:
     """Evaluate the first launch, with which the others are compared."""
-    findings = []
-    # Only detectors that need no second launch can say why it failed.
-    if first.failure:
-        findings = [failed(first)]
-        alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
-        for detector in (steps.no_gradient, ranks.unequal_steps, ranks.waits_apart):
-            findings += [replace(f, lines=lines_of(f, alone)) for f in detector(alone)]
-    return CountVerdict(
-        workers=first.workers,
-        verdict=Verdict.FAILED if first.failure else Verdict.FIRST,
-        comparison=None,
-        findings=tuple(findings),
-        trace=first,
-    )
-
-
-def failed(trace: Trace) -> Finding:
-    """Say why a launch failed."""
-    is_gpu = any(word in trace.failure for word in _WITHOUT_GPU)
-    if not is_gpu:
-        return Finding(cause=Cause.FAILED, workers=trace.workers, what=trace.failure)
-    what = f"the script asks for a GPU that the workers here don't have: {trace.failure}"
-    return Finding(cause=Cause.NEEDS_GPU, workers=trace.workers, what=what)
+    if not first.failure:
+        return CountVerdict(verdict=Verdict.FIRST, trace=first)
+    alone = Case(first=first, other=first, comparison=compare(first, first), beyond=None)
+    found = [failed(first), *(finding for detector in _ALONE for finding in detector(alone))]
+    return CountVerdict(verdict=Verdict.FAILED, findings=with_lines(found, alone), trace=first)
 
 
 def not_run(workers: int) -> CountVerdict:
     """Give the verdict on a launch that wasn't made, since there is none to compare it with."""
-    return CountVerdict(
-        workers=workers,
-        verdict=Verdict.NOT_RUN,
-        comparison=None,
-        findings=(),
-        trace=Trace(workers=workers),
-    )
+    return CountVerdict(verdict=Verdict.NOT_RUN, trace=Trace(ranks=((),) * workers))
+
+
+def with_lines(findings: Sequence[Finding], case: Case) -> tuple[Finding, ...]:
+    """Add the lines of the script that findings are about."""
+    return tuple(replace(f, lines=lines_of(f, case.other)) for f in findings)
+
+
+def failed(trace: Trace) -> Finding:
+    """Say why a launch failed."""
+    if not any(word in trace.failure for word in _WITHOUT_GPU):
+        return Finding(cause=causes.FAILED, workers=trace.workers, what=trace.failure)
+    what = f"the script asks for a GPU that the workers here don't have: {trace.failure}"
+    return Finding(cause=causes.NEEDS_GPU, workers=trace.workers, what=what)
 
 
 def needs_yardstick(first: Trace, others: Sequence[Trace]) -> bool:
@@ -144,87 +150,51 @@ def needs_yardstick(first: Trace, others: Sequence[Trace]) -> bool:
     return any(c.differences and c.differences[0].same_samples and not c.same_bits for c in found)
 
 
-def _search(case: Case) -> Iterator[Finding]:
-    found: list[Finding] = list(ranks.no_communication(case))
-    if case.other.failure:
-        found.append(failed(case.other))
-    if found_any(found, Cause.NO_COMMUNICATION):
-        yield from found  # all else that differs follows from it
-        return
-    # All known faults; then, only where none explains the difference, what others would bring
-    # about as well: other samples, unequal weights, chance.
+def _search(case: Case) -> list[Finding]:
+    alone = Detector(ranks.no_communication, (Need.RANKS, Need.PLAIN))(case)
+    found = [*alone, *([failed(case.other)] if case.other.failure else [])]
+    if alone:
+        return found  # all else that differs follows from it
     for detector in DETECTORS:
         found += detector(case)
-    if not _explained(found):
-        found += samples.other_samples(case)
-    if not _explained(found):
-        found += steps.no_mean_over_samples(case)
-    if not _explained(found):
-        found += steps.other_values(case)
-    if not _explained(found):
-        found += steps.chance(case)
-    # A difference beyond rounding that nothing explains.
-    if case.beyond is not None and not found_any(found, Cause.CHANCE) and not _explained(found):
-        beyond = case.beyond
-        what = (
-            f"the gradients of step {beyond.step} are apart by {beyond.gradients:.1e}, the weights "
-            f"after it by {beyond.weights:.1e}, most of all {beyond.first_tensor or 'by weights'}"
-        )
-        found.append(case.found_beyond(Cause.UNKNOWN, what))
-    yield from found
-
-
-def found_any(findings: Sequence[Finding], cause: Cause) -> bool:
-    """Tell whether a cause is among the findings."""
-    return any(finding.cause == cause for finding in findings)
-
-
-def _explained(findings: Sequence[Finding]) -> bool:
-    return any(finding.makes_different for finding in findings)
+    for detector in EFFECTS:
+        if not any(f.makes_different or f.cause is causes.CHANCE for f in found):
+            found += detector(case)
+    return found
 
 
 def _verdict(case: Case, findings: Sequence[Finding]) -> Verdict:
     if case.other.failure:
         return Verdict.FAILED
-    if not case.comparison.differences:
+    if not case.comparison.differences and case.other.breaks_at is None:
         return Verdict.NOTHING
-    if _explained(findings):
+    if any(finding.makes_different for finding in findings):
         return Verdict.DIFFERENT
     if case.comparison.same_bits:
         return Verdict.SAME_BITS
-    if found_any(findings, Cause.CHANCE):
-        return Verdict.CHANCE
-    return Verdict.ROUNDING
+    is_chance = any(finding.cause is causes.CHANCE for finding in findings)
+    return Verdict.CHANCE if is_chance else Verdict.ROUNDING
 
 
 def unseen(traces: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: bool) -> Iterator[str]:
     """Say what could not be seen, one sentence each."""
-    first = traces[0]
     if any(trace.failure for trace in traces):
         return
     # Without a step nothing else can be said.
-    idle = [trace.workers for trace in traces if not trace.steps]
-    if idle:
-        yield (
-            f"nothing to compare: on {plural(idle[0], 'worker')} no optimizer took a step "
-            "(optimizers that inherit torch's are seen)"
-        )
-        if programs := list(dict.fromkeys(p for trace in traces for p in trace.programs)):
-            yield (
-                f"what other programs do, which the script has started: {'; '.join(programs[:3])}. "
-                "Verify the script that trains"
-            )
+    idle = next((trace for trace in traces if not trace.steps), None)
+    if idle is not None:
+        yield from _unseen_without_steps(idle)
         return
     # What of the data was seen, by how the script trains.
-    if first.in_session:
+    if traces[0].in_session:
         if not all(s.training() and s.training()[0].is_whole for s in traces):
             yield (
                 f"the end of an epoch wasn't reached in {plural(cut_at, 'step')}: its short last "
                 "batch would not show (--steps)"
             )
-        if not all(trace.figured for trace in traces):
+        if not all(trace.by_rank_0(Figured) for trace in traces):
             yield "no evaluation by s.evaluate was seen"
-    elif not first.training():
+    elif not traces[0].training():
         yield "no DataLoader was used: which samples a step sees isn't known"
     else:
         yield from _unseen_of_loaders(traces, cut_at)
@@ -234,9 +204,23 @@ def unseen(traces: Sequence[Trace], limits: Limits, *, cut_at: int, dropout: boo
             "numbers. Who draws the same ones was looked at"
         )
     # From here on the limits themselves are so wide that they would excuse any fault.
-    chaos = next((n for n, size in enumerate(limits.weights) if size > CHAOS * FACTOR), None)
+    chaos = next((n for n, size in enumerate(limits.weights, 1) if size > CHAOS * FACTOR), None)
     if limits.measured and chaos is not None:
         yield f"after step {chaos} rounding alone takes the weights far apart: not compared"
+
+
+def _unseen_without_steps(trace: Trace) -> Iterator[str]:
+    yield (
+        f"nothing to compare: on {plural(trace.workers, 'worker')} no optimizer took a step "
+        "(optimizers that inherit torch's are seen)"
+    )
+    if read := trace.by_rank_0(FileRead):
+        yield f"it has read {read[0].path}: is the training over there? Verify it without that file"
+    if trace.programs:
+        yield (
+            "what other programs do, which the script has started: "
+            f"{'; '.join(trace.programs[:3])}. Verify the script that trains"
+        )
 
 
 def _unseen_of_loaders(traces: Sequence[Trace], cut_at: int) -> Iterator[str]:
@@ -248,5 +232,8 @@ def _unseen_of_loaders(traces: Sequence[Trace], cut_at: int) -> Iterator[str]:
         )
     if any(len(found) < 2 for found in epochs):
         yield "only one epoch was seen: whether each has an order of its own would not show"
-    if not all(trace.evaluations() for trace in traces):
+    evaluations = [trace.evaluations() for trace in traces]
+    if not all(evaluations):
         yield "no evaluation by a DataLoader was seen"
+    elif not all(found[0].is_whole for found in evaluations):
+        yield "the end of an evaluation wasn't reached: samples counted twice would not show"

@@ -1,4 +1,4 @@
-"""Faults in the figures that a script prints."""
+"""Faults in the figures that a script prints, or that a session's evaluation gives."""
 
 import math
 import re
@@ -7,24 +7,40 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.options.figures import plural
-from paceline.verify.events import Reduced
-from paceline.verify.finding import Case, Cause, Finding
-
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.]*\d)")
-_METRIC = re.compile(
-    r"acc|right|correct|error|score|f1|auc|val|eval|test|perplex|top|metric", re.IGNORECASE
+from paceline.verify import causes
+from paceline.verify.events import (
+    Backward,
+    Drawn,
+    Ended,
+    Figured,
+    PassBegun,
+    PassEnded,
+    Printed,
+    Reduced,
+    Stepped,
 )
-_SPEED = re.compile(r"time|second|speed|elapsed|throughput|memory", re.IGNORECASE)
-_SPEED_UNIT = re.compile(r"\s*(s|sec|ms|min|seconds?|\w+\s*(/|per)\s*s\w*)\b", re.IGNORECASE)
+from paceline.verify.finding import Case, Finding
+from paceline.verify.trace import Trace
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)(?![\w.]*\d)(?!\w*[a-z])", re.IGNORECASE
+)
+_METRIC = re.compile(
+    r"(?<![a-z])(acc(uracy)?|right|correct|errors?|score|f1|auc|m?iou|map|mrr|rmse|mse|mae|val(id\w*)?"
+    r"|eval(uation)?|test|perplexity|ppl|top|metric)(?![a-z])",
+    re.IGNORECASE,
+)
+_SPEED = re.compile(r"time|second|speed|elapsed|throughput|memory|eta|mem\b", re.IGNORECASE)
+_SPEED_UNIT = re.compile(
+    r"\s*(s|sec|ms|min|seconds?|[kmg]i?b|it/s|s/it|\w+\s*(/|per)\s*s\w*)\b", re.IGNORECASE
+)
 """Before and after figures that differ between any two launches."""
-_CLOSE = 1e-4
-"""Weights within which figures are to be the same."""
 _APART = 1e-3
 """Relative difference of a printed figure that rounding doesn't explain."""
 
 
 @dataclass(frozen=True)
-class _Printed:
+class _Figure:
     """A number of a line that both launches have printed."""
 
     line: str
@@ -36,97 +52,89 @@ class _Printed:
     precision: float
     """Of the printed digits: half of the last one's unit, the coarser of the two."""
     is_metric: bool
+    is_combined: bool
+    """Whether it is made of what the script has combined over the ranks."""
 
+    @property
+    def differs(self) -> bool:
+        """Whether the two are further apart than rounding takes them."""
+        if not (math.isfinite(self.mine) and math.isfinite(self.theirs)):
+            return str(self.mine) != str(self.theirs)
+        return abs(self.mine - self.theirs) > 4 * self.precision + _APART * abs(self.mine)
 
-def metrics(case: Case) -> Iterator[Finding]:
-    """Find printed figures that the workers' number changes: by a factor, or as a mean of means."""
-    traces = (case.first, case.other)
-    if any(found.is_cut for trace in traces for found in trace.evaluations()):
-        return  # after as many batches of every rank, more samples then on more ranks
-    by_factor = list(_metric_factor(case))
-    yield from by_factor or _metric_means(case)
-
-
-def _metric_factor(case: Case) -> Iterator[Finding]:
-    ratio = case.workers / case.first.workers
-    for printed in _pairs(case):
-        for factor, size in ((1 / ratio, "too small"), (ratio, "too large")):
-            # Both numbers are rounded as printed; multiplying by the factor multiplies that too.
-            slack = printed.precision * (1 + max(factor, 1))
-            is_exact = abs(printed.mine * factor - printed.theirs) <= slack
-            apart = abs(printed.mine - printed.theirs) > 4 * slack
-            if printed.is_metric and is_exact and apart:
-                times = f"{ratio:g} times {size}"
-                what = (
-                    f"the figure {printed.theirs:g} in {printed.line!r} is {times}: on "
-                    f"{_count(case)} it is {printed.mine:g}. {_reductions(case)}"
-                )
-                yield case.found(Cause.METRIC_FACTOR, what.strip(), rank=0, at=printed.at)
-                return
-
-
-def _metric_means(case: Case) -> Iterator[Finding]:
-    # Only evaluations whose samples are shared out between the ranks can show it.
-    shared = [
-        e
-        for e in case.other.evaluations()
-        if e.is_whole and all(e.samples) and len(set(e.samples)) > 1
-    ]
-    # With other weights, or samples counted twice, the figure differs for another reason.
-    if not shared or not _weights_agree(case) or max(shared[0].counts.values(), default=0) > 1:
-        return
-    # The first printed metric that is apart by more than its printed digits allow.
-    sizes = [len(share) for share in shared[0].samples]
-    for printed in _pairs(case):
-        apart = abs(printed.mine - printed.theirs)
-        if not printed.is_metric or apart <= 4 * printed.precision + _APART * abs(printed.mine):
-            continue
-        text = f"{printed.line!r} says {printed.theirs:g}, on {_count(case)} {printed.mine:g}"
-        if not case.other.reduced:
-            what = f"{text}: it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"
-            yield case.found(Cause.METRIC_SHARE, what, rank=0, at=printed.at)
-        elif len(set(sizes)) > 1:
-            shown = " + ".join(map(str, sizes))
-            what = f"{text}: the means of unequal shares ({shown}) count alike. {_reductions(case)}"
-            yield case.found(Cause.METRIC_MEANS, what.strip(), rank=0, at=printed.at)
-        elif _is_combined(printed, case.other.reduced):
-            what = f"{text}, with the same weights and samples. {_reductions(case)}"
-            yield case.found(Cause.METRIC_APART, what.strip(), rank=0, at=printed.at)
-        return
-
-
-def _is_combined(printed: _Printed, reduced: Sequence[Reduced]) -> bool:
-    """Tell whether a figure is made of what the script has combined: a total, or a ratio of two."""
-    for event in reduced:
-        ratios = [a / b for a in event.after for b in event.after if b and a is not b]
-        for value in (*event.after, *ratios):
-            if any(abs(f * value - printed.theirs) <= 2 * printed.precision for f in (1, 100)):
-                return True
-    return False
+    def is_off_by(self, factor: float) -> bool:
+        """Tell whether the other figure is this many times the first one."""
+        # Both are rounded as printed; multiplying by the factor multiplies that too.
+        slack = self.precision * (1 + max(factor, 1))
+        is_apart = abs(self.mine - self.theirs) > 4 * slack
+        return is_apart and abs(self.mine * factor - self.theirs) <= slack
 
 
 def figures(case: Case) -> Iterator[Finding]:
-    """Find evaluations of a session that give other figures, with weights that are the same."""
-    if not _weights_agree(case):
+    """Find figures that the workers' number changes."""
+    if case.other.in_session:
+        yield from _evaluations(case)
         return
-    for mine, theirs in zip(case.first.figured, case.other.figured, strict=False):
+    found = [figure for figure in _figures(case) if figure.differs]
+    if any(e.is_cut for trace in case.traces for e in trace.evaluations()):
+        found = []  # after as many batches of every rank, more samples then on more ranks
+    # What was combined over the ranks first: only there is a fault certain.
+    for figure in sorted(found, key=lambda figure: not figure.is_combined):
+        if explained := _explain(case, figure):
+            yield explained
+            return
+
+
+def _explain(case: Case, figure: _Figure) -> Finding | None:
+    """Find why a figure differs; None where it may, since weights do."""
+    text = f"{figure.line!r} says {figure.theirs:g}, on {_count(case)} {figure.mine:g}"
+    factor = next((f for f in (1 / case.ratio, case.ratio) if figure.is_off_by(f)), None)
+    cause, why = causes.FIGURE_DIFFERS, ""
+    sizes = _unequal_shares(case)
+    if figure.is_combined and figure.is_metric and factor is not None:
+        size = f"{case.ratio:g} times too {'small' if factor < 1 else 'large'}"
+        cause, why = causes.METRIC_FACTOR, f", {size}{_reductions(case)}"
+    elif not case.weights_agree:
+        return None
+    elif figure.is_combined and len(set(sizes)) > 1:
+        shown = " + ".join(map(str, sizes))
+        why = f": the means of unequal shares ({shown}) count alike{_reductions(case)}"
+        cause = causes.METRIC_MEANS
+    elif figure.is_combined:
+        cause, why = causes.METRIC_APART, f", with the same weights{_reductions(case)}"
+    elif sizes and not any(_reduced(case.other)) and figure.is_metric:
+        cause = causes.METRIC_SHARE
+        why = f": it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"
+    return case.found(cause, text + why, rank=0, at=figure.at)
+
+
+def _evaluations(case: Case) -> Iterator[Finding]:
+    """Compare the evaluations of a session, whose weights are the same."""
+    pairs = zip(*(trace.by_rank_0(Figured) for trace in case.traces), strict=False)
+    for mine, theirs in pairs if case.weights_agree else ():
         for name, value in mine.figures.items():
             other = theirs.figures.get(name, math.nan)
             if not abs(other - value) <= _APART * max(abs(value), 1 / max(mine.samples, 1)):
                 what = f"an evaluation gives {name} {other:g} instead of {value:g}"
-                yield case.found(Cause.FIGURES, what)
+                yield case.found(causes.METRIC_APART, what)
                 return
 
 
-def metrics_agree(case: Case) -> bool:
-    """Tell whether metrics were printed, all with the same digits or nearly so."""
-    pairs = [p for p in _pairs(case) if p.is_metric and p.precision]
-    return bool(pairs) and all(abs(p.mine - p.theirs) <= 4 * p.precision for p in pairs)
+def drops_repeats(case: Case) -> bool:
+    """Tell whether a script leaves out of its figures what its sampler has repeated."""
+    places = case.other.places
+    metrics = [f for f in _figures(case) if f.is_metric and f.precision]
+    agree = bool(metrics) and not any(figure.differs for figure in metrics)
+    return "gathered for metrics" in places or ("gathered" in places and agree)
 
 
-def _weights_agree(case: Case) -> bool:
-    """Tell whether figures can be compared: weights that are far apart give others anyway."""
-    return case.beyond is None and case.comparison.worst("weights") < _CLOSE
+def _unequal_shares(case: Case) -> list[int]:
+    """Give the ranks' shares of an evaluation that is shared out; empty where none is."""
+    for found in case.other.evaluations():
+        if found.is_whole and all(found.samples) and len(set(found.samples)) > 1:
+            is_once = max(found.counts.values()) == 1
+            return [len(share) for share in found.samples] if is_once else []
+    return []
 
 
 def _count(case: Case) -> str:
@@ -134,48 +142,87 @@ def _count(case: Case) -> str:
 
 
 def _reductions(case: Case) -> str:
-    names = sorted({reduced.operation for reduced in case.other.reduced})
-    return f"The script combines figures by all_reduce({', '.join(names)})." if names else ""
+    names = sorted({reduced.operation for reduced in _reduced(case.other)})
+    return f". The script combines figures by all_reduce({', '.join(names)})" if names else ""
 
 
-def _pairs(case: Case) -> Iterator[_Printed]:
+def _figures(case: Case) -> Iterator[_Figure]:
     """Pair the numbers in lines that have the same words, in order."""
-    if case.other.in_session:
-        return
-    mine, theirs = _by_words(case.first.printed), _by_words(case.other.printed)
-    places = dict(zip(case.other.printed, case.other.printed_at, strict=False))
+    mine, theirs = (_by_words(trace) for trace in case.traces)
+    combined = _combined(case)
     # Lines with the same words and other numbers belong together: the n-th of each.
     for words, lines in theirs.items():
-        for ours, line in zip(mine.get(words, ()), lines, strict=False):
-            pairs = zip(_NUMBER.findall(ours), _NUMBER.findall(line), strict=False)
-            for place, (one, two) in enumerate(pairs):
-                yield _Printed(
-                    line=line.strip(),
-                    at=places.get(line, ""),
-                    mine=float(one),
-                    theirs=float(two),
-                    precision=max(_precision(one), _precision(two)),
-                    is_metric=_is_metric(words, place),
-                )
+        for ours, printed in zip(mine.get(words, ()), lines, strict=False):
+            texts = (_NUMBER.findall(ours.line), _NUMBER.findall(printed.line))
+            for place, (one, two) in enumerate(zip(*texts, strict=False)):
+                precision = max(_precision(one), _precision(two))
+                label, unit = _label(words, place)
+                is_metric = _METRIC.search(label) is not None
+                # Whole numbers are counters, unless they were combined.
+                is_combined = any(abs(x - float(two)) <= 2 * precision for x in combined)
+                is_figure = bool(precision) or (is_combined and is_metric)
+                if is_figure and not (_SPEED.search(label) or _SPEED_UNIT.match(unit)):
+                    yield _Figure(
+                        line=printed.line.strip(),
+                        at=printed.at,
+                        mine=float(one),
+                        theirs=float(two),
+                        precision=precision,
+                        is_metric=is_metric,
+                        is_combined=is_combined,
+                    )
 
 
-def _is_metric(words: str, place: int) -> bool:
-    """Tell by the words before a number whether it is a metric; by those after where none are."""
+def _label(words: str, place: int) -> tuple[str, str]:
+    """Give the words before a number, or those after it where none are; and those after it."""
     parts = words.split("#")
-    label = parts[place] if any(map(str.isalpha, parts[place])) else parts[place + 1]
-    is_speed = _SPEED.search(label) or _SPEED_UNIT.match(parts[place + 1])
-    return _METRIC.search(label) is not None and not is_speed
+    before, after = parts[place], parts[place + 1]
+    return (before if any(map(str.isalpha, before)) else after), after
 
 
-def _by_words(lines: Sequence[str]) -> dict[str, list[str]]:
+def _combined(case: Case) -> Sequence[float]:
+    """Give what may be printed of the sums over ranks: themselves, ratios, means, their roots."""
+    sizes = {1.0}
+    for judged in case.other.evaluations():
+        sizes |= {len(judged.samples[0]), sum(map(len, judged.samples))}
+        sizes |= {judged.batches[0], sum(judged.batches)}
+    found = set[float]()
+    for event in _reduced(case.other):
+        sums = [
+            *event.after,
+            *(a / b for a in event.after for b in event.after if b and a is not b),
+        ]
+        means = [x / n / ranks for x in sums for n in sizes if n for ranks in (1, case.workers)]
+        found |= {
+            x * f for x in (*means, *(math.sqrt(x) for x in means if x > 0)) for f in (1, 100)
+        }
+    return sorted(found)
+
+
+def _reduced(trace: Trace) -> Iterator[Reduced]:
+    """Give what was combined outside of steps: no backward pass follows before the next batch."""
+    in_step = any(ended.is_cut for ended in trace.by_rank_0(Ended))
+    # Backwards in time: a backward pass that is met first means that a step was under way.
+    for event in reversed(trace.ranks[0]):
+        if isinstance(event, Backward):
+            in_step = True
+        elif isinstance(event, Drawn | PassBegun | PassEnded | Stepped):
+            in_step = False
+        elif isinstance(event, Reduced) and not in_step:
+            yield event
+
+
+def _by_words(trace: Trace) -> dict[str, list[Printed]]:
     found = defaultdict(list)
-    for line in lines:
-        found[_NUMBER.sub("#", line)].append(line)
+    for printed in trace.by_rank_0(Printed):
+        found[_NUMBER.sub("#", printed.line)].append(printed)
     return found
 
 
 def _precision(number: str) -> float:
     """Give half a unit of the last digit; none for whole numbers, which are exact."""
+    if not number[-1].isdigit():
+        return math.inf  # nan and inf
     digits, _, exponent = number.lower().partition("e")
     decimals = len(digits.partition(".")[2])
     if not decimals and not exponent:

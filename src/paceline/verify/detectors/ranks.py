@@ -6,23 +6,24 @@ from dataclasses import replace
 from itertools import groupby
 
 from paceline.options.figures import plural
-from paceline.verify.events import Drew, ModelBuilt
-from paceline.verify.finding import Case, Cause, Finding
-from paceline.verify.trace import Trace
+from paceline.verify import causes
+from paceline.verify.causes import Cause
+from paceline.verify.events import Drew, Evaluated, Met, ModeChanged, ModelBuilt, Scaled
+from paceline.verify.finding import Case, Finding
 
 _LINE = re.compile(r" at (\S+:\d+)")
 _DRAWING = (
-    ("dropout", Cause.SAME_DROPOUT, "drop out"),
-    ("data", Cause.SAME_AUGMENTATION, "augment"),
-    ("step", Cause.SAME_NOISE, "draw noise in their steps"),
+    ("dropout", causes.SAME_DROPOUT, "drop out"),
+    ("data", causes.SAME_AUGMENTATION, "augment"),
+    ("step", causes.SAME_NOISE, "draw noise in their steps"),
 )
 
 
 def no_communication(case: Case) -> Iterator[Finding]:
     """Find processes that train without ever communicating."""
     trace = case.other
-    is_watched = not (trace.in_session or trace.failure) and trace.steps
-    if trace.workers == 1 or trace.has_met or not is_watched:
+    met = [event.joined_only for rank in trace.of(Met) for event in rank]
+    if not all(met) or trace.failure or not trace.steps:
         return
     # `shared`: the ranks see the same samples; `equal`: they come to the same weights.
     shared = all(len(set(step.samples)) == 1 for step in trace.steps)
@@ -30,9 +31,9 @@ def no_communication(case: Case) -> Iterator[Finding]:
         len({tuple(m.sha256 for m in stepped.weights) for stepped in step.stepped}) == 1
         for step in trace.steps
     )
-    if not shared and (equal or trace.has_joined):
+    if not shared and (equal or met):
         return  # they have other ways than torch.distributed; or that is a finding of its own
-    group = "no process group is made" if not trace.has_joined else "a process group, never used"
+    group = "a process group, never used" if met else "no process group is made"
     what = (
         f"the {trace.workers} processes never communicate ({group}, no collective call): each "
         "trains by itself"
@@ -43,21 +44,21 @@ def no_communication(case: Case) -> Iterator[Finding]:
         )
     elif shared:
         what += ", on the same samples, to weights of its own"
-    yield case.found(Cause.NO_COMMUNICATION, what, step=0)
+    yield case.found(causes.NO_COMMUNICATION, what, step=0)
 
 
 def same_random_numbers(case: Case) -> Iterator[Finding]:
     """Find ranks that draw the same random numbers for different samples."""
-    steps = case.other.steps
-    if not steps or (len(set(steps[0].samples)) == 1 and any(steps[0].samples[0])):
+    samples = case.other.steps[0].samples
+    if len(set(samples)) == 1 and samples[0]:
         return  # the ranks have the same samples: another finding
     for kind, cause, doing in _DRAWING:
         draws = [
             sorted((e for e in rank if e.by.startswith(kind)), key=lambda e: e.by)
-            for rank in case.other.drew
+            for rank in case.other.of(Drew)
         ]
         for rank in range(1, len(draws)):
-            if _draw_alike(draws[0], draws[rank]):
+            if draws[0] and draws[rank] and draws[0][0].state == draws[rank][0].state:
                 what = f"ranks 0 and {rank} {doing} by the same random numbers"
                 yield case.found(cause, what, step=0, rank=rank)
                 break
@@ -65,37 +66,34 @@ def same_random_numbers(case: Case) -> Iterator[Finding]:
 
 def buffers_apart(case: Case) -> Iterator[Finding]:
     """Find buffers that are each rank's own when they are used."""
-    if case.other.in_session:
-        return
     # Used in an evaluation they matter most; within training only where nobody broadcasts them.
-    for evaluated in zip(*case.other.evaluated, strict=False):
-        found = _first_apart([one.buffers for one in evaluated])
-        if found:
+    for evaluated in zip(*case.other.of(Evaluated), strict=False):
+        if found := _first_apart([one.buffers for one in evaluated]):
             rank, name = found
             what = f"an evaluation runs with another buffer {name} on rank {rank} than on rank 0"
-            yield case.found(Cause.BUFFERS_APART, what, rank=rank, tensor=name)
+            yield case.found(causes.BUFFERS_APART, what, rank=rank, tensor=name)
             return
     if any(model.broadcasts_buffers for model in _first_models(case)):
         return
     for number, step in enumerate(case.other.steps):
-        found = _first_apart([stepped.buffers for stepped in step.stepped])
-        if found:
+        if found := _first_apart([stepped.buffers for stepped in step.stepped]):
             rank, name = found
-            what = f"after step {number} rank {rank} has another buffer {name} than rank 0"
-            yield case.found(Cause.BUFFERS_APART, what, step=number, rank=rank, tensor=name)
+            what = f"after step {number + 1} rank {rank} has another buffer {name} than rank 0"
+            yield case.found(causes.BUFFERS_APART, what, step=number, rank=rank, tensor=name)
             return
 
 
 def modes_apart(case: Case) -> Iterator[Finding]:
     """Find modules that one rank trains in evaluation mode, and another one in training mode."""
+    own = case.other.of(ModeChanged)
     changes = sorted(
-        ((e.step, e.optimizer, rank, e) for rank, own in enumerate(case.other.modes) for e in own),
+        ((e.step, e.optimizer, rank, e) for rank, events in enumerate(own) for e in events),
         key=lambda change: change[:3],
     )
     now: dict[int, list[frozenset[str]]] = {}
     # All changes of one step of an optimizer together: then the ranks have to be alike.
     for (step, optimizer), together in groupby(changes, key=lambda change: change[:2]):
-        modes = now.setdefault(optimizer, [frozenset()] * case.other.workers)
+        modes = now.setdefault(optimizer, [frozenset()] * case.workers)
         for _, _, rank, event in together:
             modes[rank] = frozenset(event.modules)
         apart = frozenset.union(*modes) - frozenset.intersection(*modes)
@@ -105,54 +103,38 @@ def modes_apart(case: Case) -> Iterator[Finding]:
             rank, other = ranks.index(True), ranks.index(False)
             more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
             what = (
-                f"from step {step} on {name}{more} trains in evaluation mode on rank {rank}, and "
-                f"in training mode on rank {other}"
+                f"from step {step + 1} on {name}{more} trains in evaluation mode on rank {rank}, "
+                f"and in training mode on rank {other}"
             )
-            yield case.found(Cause.MODES_APART, what, step=step, rank=rank)
+            yield case.found(causes.MODES_APART, what, step=step, rank=rank)
             return
 
 
-def models(case: Case) -> Iterator[Finding]:
-    """Find ranks that build another model, or the same with other weights."""
-    if case.other.in_session:
-        return
-    built = _first_models(case)
-    # Another architecture explains all else; else another start, which broadcasting hides.
-    shapes = _first_apart([one.shapes for one in built])
-    if shapes:
-        rank, name = shapes
-        pair = [one.shapes.get(name, "not there") for one in (built[0], built[rank])]
-        what = f"rank {rank} builds another model: {name} is {pair[1]}, on rank 0 {pair[0]}"
-        yield case.found(Cause.MODELS_DIFFER, what, rank=rank, tensor=name)
-        return
-    start = _first_apart([one.tensors for one in built])
-    if start:
+def start_hidden(case: Case) -> Iterator[Finding]:
+    """Find ranks that build the same model with other weights, which are overwritten."""
+    if start := _first_apart([one.tensors for one in _first_models(case)]):
         rank, name = start
         what = (
             f"rank {rank} builds the model with another {name} than rank 0; "
             "DistributedDataParallel has overwritten it by rank 0's"
         )
-        yield case.found(Cause.START_HIDDEN, what, rank=rank, tensor=name)
+        yield case.found(causes.START_HIDDEN, what, rank=rank, tensor=name)
 
 
 def start(case: Case) -> Iterator[Finding]:
     """Find ranks, or launches, that begin with other weights."""
-    steps = case.first_steps()
-    if steps is None:
-        return
-    mine, theirs = steps[0].stepped, steps[1].stepped
+    mine, theirs = (trace.steps[0].stepped for trace in case.traces)
     # First the ranks among themselves, then both launches.
     marks = [dict(zip(s.names, (m.sha256 for m in s.before), strict=False)) for s in theirs]
-    apart = _first_apart(marks)
-    if apart:
+    if apart := _first_apart(marks):
         rank, name = apart
         what = f"rank {rank} begins with another {name} than rank 0"
-        yield case.found(Cause.START_APART, what, step=0, rank=rank, tensor=name)
+        yield case.found(causes.START_APART, what, step=0, rank=rank, tensor=name)
     workers = plural(case.first.workers, "worker")
     for name, a, b in zip(theirs[0].names, mine[0].before, theirs[0].before, strict=False):
         if a.sha256 != b.sha256:
             what = f"the training begins with another {name} than on {workers}"
-            yield case.found(Cause.OTHER_START, what, step=0, tensor=name)
+            yield case.found(causes.OTHER_START, what, step=0, tensor=name)
             return
 
 
@@ -166,41 +148,42 @@ def weights_apart(case: Case) -> Iterator[Finding]:
         named = [
             dict(zip(s.names, (m.sha256 for m in s.weights), strict=False)) for s in step.stepped
         ]
-        apart = _first_apart(named)
-        if apart:
+        if apart := _first_apart(named):
             rank, name = apart
-            what = f"after step {number} rank {rank} has another {name} than rank 0"
-            cause, why = _why_apart(case.other, number)
+            what = f"after step {number + 1} rank {rank} has another {name} than rank 0"
+            cause, why = _why_apart(case, number, name)
             yield case.found(cause, what + why, step=number, rank=rank, tensor=name)
             return
 
 
-def _why_apart(trace: Trace, number: int) -> tuple[Cause, str]:
-    """Find the cause of ranks that come to other weights in a step."""
-    # Known causes, the most specific first.
-    scales = [rank[number] for rank in trace.scales if len(rank) > number]
+def _why_apart(case: Case, number: int, name: str) -> tuple[Cause, str]:
+    """Find the cause of ranks that come to other weights in a step, the most specific first."""
+    trace, models = case.other, _first_models(case)
+    scales = [own[number] for rank in trace.of(Scaled) if len(own := taken(rank)) > number]
+    last = [backwards[-1] for backwards in trace.steps[number].backwards if backwards]
     if len(set(scales)) > 1:
         shown = ", ".join(f"{scale:g}" for scale in scales)
-        return Cause.SCALE_APART, f": the ranks' loss scales differ ({shown})"
+        return causes.SCALE_APART, f": the ranks' loss scales differ ({shown})"
     if "bypass" in trace.places:
         why = ": the forward pass bypasses DistributedDataParallel and calls the module in it"
-        return Cause.WRAPPER_BYPASSED, why
-    if trace.steps[number].unsynced:
+        return causes.WRAPPER_BYPASSED, why
+    if any(backward.synced is False for backward in last):
         why = (
             ": the forward pass before the step's last backward pass ran under no_sync() "
             "(require_backward_grad_sync=False)"
         )
-        return Cause.NO_SYNC, why
+        return causes.NO_SYNC, why
+    if any(name in model.frozen for model in models):
+        why = ": it needed no gradient when DistributedDataParallel was made"
+        return causes.THAWED_LATE, why
     if "late" in trace.places:
         why = ": a parameter was put into the model when DistributedDataParallel was there already"
-        return Cause.LATE_PARAMETER, why
-    return Cause.WEIGHTS_APART, ""
+        return causes.LATE_PARAMETER, why
+    return causes.WEIGHTS_APART, ""
 
 
 def unequal_steps(case: Case) -> Iterator[Finding]:
     """Find ranks that have more batches than others."""
-    if case.other.in_session:
-        return
     for epoch in case.other.training():
         # A launch that failed may have ended in the midst of an epoch that is as long on all.
         lengths = {begun.batches for begun in epoch.begun}
@@ -208,7 +191,7 @@ def unequal_steps(case: Case) -> Iterator[Finding]:
         if len(set(epoch.batches)) > 1 and (epoch.is_whole or is_cut_off):
             shown = ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(epoch.batches))
             what = f"the ranks have unequal numbers of batches in an epoch ({shown})"
-            yield case.found(Cause.UNEQUAL_STEPS, what)
+            yield case.found(causes.UNEQUAL_STEPS, what)
             return
 
 
@@ -221,16 +204,16 @@ def waits_apart(case: Case) -> Iterator[Finding]:
     shown = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
     what = f"the ranks wait for each other in different places ({shown})"
     lines = tuple(found[1] for place in places if (found := _LINE.search(place)))
-    yield replace(case.found(Cause.WAITS_APART, what), lines=lines)
+    yield replace(case.found(causes.WAITS_APART, what), lines=lines)
+
+
+def taken(scaled: Sequence[Scaled]) -> list[float]:
+    """Give the loss scales of the steps that were taken."""
+    return [event.scale for event in scaled if not event.skipped]
 
 
 def _first_models(case: Case) -> list[ModelBuilt]:
-    return [rank[0] for rank in case.other.models if rank]
-
-
-def _draw_alike(one: Sequence[Drew], two: Sequence[Drew]) -> bool:
-    pairs = list(zip(one, two, strict=False))
-    return bool(pairs) and pairs[0][0].state == pairs[0][1].state
+    return [rank[0] for rank in case.other.of(ModelBuilt) if rank]
 
 
 def _first_apart(ranks: Sequence[Mapping[str, str]]) -> tuple[int, str] | None:

@@ -1,65 +1,98 @@
 """Faults in who sees which samples."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from math import isfinite
 
-from paceline.options.figures import plural
-from paceline.verify.detectors.figures import metrics_agree
-from paceline.verify.finding import Case, Cause, Finding
-from paceline.verify.trace import Pass
+from paceline.options.figures import listed, plural
+from paceline.verify import causes
+from paceline.verify.detectors.figures import drops_repeats
+from paceline.verify.events import Wrote
+from paceline.verify.finding import Case, Finding
+from paceline.verify.tensor_sketch import contents_match
+from paceline.verify.trace import Pass, Trace
 
 _MANY = 0.25
-"""Samples seen by several ranks, as a part of all, above which the ranks don't share at all."""
+"""Samples seen too often, as a part of all, above which the ranks don't share at all."""
 _GROWS = 1.5
 _FOLLOWS = 1.2
 _SIGNIFICANT = 4
-"""Samples of a rank whose order can't be the same by chance in two epochs (1 in 24)."""
+"""Samples whose order, or values, can't be the same by chance in two epochs (1 in 24)."""
+_DRAWN_SO = ("RandomSampler", "SequentialSampler", "DistributedSampler", "")
 
 
 def no_sampler(case: Case) -> Iterator[Finding]:
     """Find ranks that all go through the whole data set."""
-    for epoch in case.other.training():
-        if _shared_by_torch(epoch):
+    for number, epoch in enumerate(case.other.training()):
+        twice = sum(_excess(case, number).values())
+        if _shared_by_torch(epoch) or not _shared(epoch) or twice <= _MANY * len(epoch.counts):
             continue
-        twice = _shared(epoch)
-        if twice > _MANY * len(epoch.counts):
-            yield case.found(
-                Cause.NO_SAMPLER,
-                f"{twice} of {plural(len(epoch.counts), 'sample')} are seen by several ranks in "
-                f"epoch {epoch.number}: the loader's {_sampler(epoch)} doesn't share them out",
-                step=0,
+        sampler = _sampler(epoch)
+        found = case.found(
+            causes.NO_SAMPLER,
+            f"{twice} of {plural(len(epoch.counts), 'sample')} are seen by several ranks in epoch "
+            f"{number + 1}: the loader's {sampler} doesn't share them out",
+            step=0,
+        )
+        yield (
+            found
+            if sampler in _DRAWN_SO
+            else found.mended_by(
+                f"draw {sampler}'s order on all ranks alike, by a generator with one seed, and let "
+                "each rank take its part of it: order[rank::world_size]"
             )
-            return
+        )
+        return
 
 
 def set_epoch(case: Case) -> Iterator[Finding]:
     """Find a shuffled order that is the same in every epoch."""
-    epochs = [e for e in case.other.training() if e.begun and e.begun[0].shuffles]
-    epochs.sort(key=lambda epoch: (epoch.loader, epoch.number))
-    for one, two in pairwise(epochs):
+    epochs = [(n, e) for n, e in enumerate(case.other.training(), 1) if e.begun]
+    for (first, one), (second, two) in pairwise(sorted(epochs, key=lambda e: (e[1].loader, e[0]))):
         # Two epochs of one loader, compared as far as both were seen.
         pairs = [(a, b) for a, b in zip(one.samples, two.samples, strict=True) if a and b]
         shortest = min((min(len(a), len(b)) for a, b in pairs), default=0)
-        same = all(_same_start(a, b) for a, b in pairs)
-        if one.loader == two.loader and shortest >= _SIGNIFICANT and same:
+        same = all(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
+        if one.loader == two.loader and two.begun[0].shuffles and shortest >= _SIGNIFICANT and same:
             yield case.found(
-                Cause.SET_EPOCH,
-                f"epoch {two.number} has the same order as epoch {one.number}: the epoch of "
+                causes.SET_EPOCH,
+                f"epoch {second} has the same order as epoch {first}: the epoch of "
                 f"{_sampler(two)} is {two.begun[0].epoch} in both",
             )
             return
 
 
+def epoch_ignored(case: Case) -> Iterator[Finding]:
+    """Find data sets that the script changes between epochs, in readers that don't learn of it."""
+    first, later = case.other.training()[:1], case.other.training()[1:]
+    settings = {begun.settings for epoch in first for begun in epoch.begun}
+    own = [b for e in later if e.loader == first[0].loader for b in e.begun]
+    if not any(begun.persists and begun.settings not in settings for begun in own):
+        return
+    known = dict(first[0].sample_contents())
+    pairs = (pair for epoch in later for pair in epoch.sample_contents())
+    same = [contents_match(known[sample], content) for sample, content in pairs if sample in known]
+    if len(same) >= _SIGNIFICANT and all(same):
+        yield case.found(
+            causes.EPOCH_IGNORED,
+            "the script changes its data set between epochs, its readers persist, and the samples "
+            "have the values of the first epoch in all of them",
+        )
+
+
 def drop_last(case: Case) -> Iterator[Finding]:
-    """Find samples of an epoch that more workers don't see."""
+    """Find more samples of an epoch that more workers don't see."""
     passes = case.whole_passes()
-    if passes is None:
+    if passes is None or _shared(passes[1]):
         return
     mine, theirs = passes
     lost = sorted(set(mine.counts) - set(theirs.counts), key=_in_order)
-    if not lost:
-        return
-    # Who drops: the loader, the sampler or both; ranks that share samples are another finding.
+    number = len(mine.counts) - len(theirs.counts)
+    if number <= 0:
+        return  # as many, of another order
+    # Who drops: the loader, the sampler or both.
     dropping = [
         name
         for name, drops in (
@@ -68,14 +101,12 @@ def drop_last(case: Case) -> Iterator[Finding]:
         )
         if drops
     ]
-    number = f"{plural(len(lost), 'sample')} of {len(mine.counts)} never seen in epoch 0"
-    if dropping and not _shared(theirs):
+    text = f"{plural(number, 'sample')} of {len(mine.counts)} never seen in epoch 1"
+    if dropping:
         by = " and ".join(f"{name}(drop_last=True)" for name in dropping)
-        what = f"{number}: {by} drops what is left over ({_some(lost)})"
-        yield case.found(Cause.DROP_LAST, what)
-    elif not dropping and not _shared(theirs):
-        what = f"{number} ({_some(lost)})"
-        yield case.found(Cause.OTHER_SAMPLES, what)
+        text += f": {by} drops what is left over"
+    cause = causes.DROP_LAST if dropping else causes.OTHER_SAMPLES
+    yield case.found(cause, f"{text} ({_some(lost)})")
 
 
 def shares_overlap(case: Case) -> Iterator[Finding]:
@@ -84,50 +115,50 @@ def shares_overlap(case: Case) -> Iterator[Finding]:
         if not (_shared_by_torch(epoch) and _shared(epoch)):
             continue
         # A seed or an epoch that isn't the same on all ranks, or a split.
-        seeds, subsets = ([b.seed for b in epoch.begun], [b.subset for b in epoch.begun])
-        orders = {"seeds": seeds, "epochs": [b.epoch for b in epoch.begun if b.shuffles]}
+        orders = {
+            "seeds": [b.seed for b in epoch.begun],
+            "epochs": [b.epoch for b in epoch.begun if b.shuffles],
+        }
         differ = next((name for name, each in orders.items() if len(set(each)) > 1), "")
-        if not differ and len(set(subsets)) == 1:
+        if not differ and len({b.subset for b in epoch.begun}) == 1:
             continue
         number = f"{_shared(epoch)} of {plural(len(epoch.counts), 'sample')} seen by several ranks"
         if differ:
             shown = ", ".join(map(str, orders[differ]))
             what = f"{number}: the ranks' {_sampler(epoch)}s have different {differ} ({shown})"
-            step = 0 if differ == "seeds" else None
-            yield case.found(Cause.SHARES_OVERLAP, what, step=step)
+            yield case.found(causes.SHARES_OVERLAP, what, step=0 if differ == "seeds" else None)
         else:
             what = f"{number}: each rank shares out another part of the data set"
             places = case.other.places
             at = (*places.get("split", ()), *places.get("subset", ()))[:1]
-            yield case.found(Cause.SHARES_OVERLAP, what, step=0, at="".join(at))
+            yield case.found(causes.SHARES_OVERLAP, what, step=0, at="".join(at))
         return
 
 
 def padded_training(case: Case) -> Iterator[Finding]:
-    """Find samples that a sampler repeats to make equal shares."""
-    epochs = [e for e in case.other.training() if e.is_whole and _shared_by_torch(e)]
-    if any(shares_overlap(case)):
+    """Find samples that are repeated to make equal shares."""
+    epochs = case.other.training()
+    if not epochs or not epochs[0].is_whole or any(shares_overlap(case)):
         return
-    for epoch in epochs[:1]:
-        repeated = _repeated(epoch)
-        if repeated:
-            yield case.found(
-                Cause.PADDED_TRAINING,
-                f"{plural(repeated, 'sample')} of {len(epoch.counts)} seen twice in an epoch: "
-                f"{_sampler(epoch)} repeats some so that all ranks have as many",
-            )
+    repeated, number = sum(_excess(case, 0).values()), len(epochs[0].counts)
+    if repeated > 0 and (_shared_by_torch(epochs[0]) or repeated <= _MANY * number):
+        yield case.found(
+            causes.PADDED_TRAINING,
+            f"{plural(repeated, 'sample')} of {number} seen twice in an epoch: "
+            f"{_sampler(epochs[0])} repeats some so that all ranks have as many",
+        )
 
 
 def padded_evaluation(case: Case) -> Iterator[Finding]:
     """Find samples that count twice in an evaluation."""
-    if "gathered" in case.other.places and metrics_agree(case):
-        return  # what is gathered may be cut to the data set's length, and was
+    if drops_repeats(case):
+        return
     for found in case.other.evaluations():
-        repeated = _repeated(found)
+        repeated = sum(count - 1 for count in found.counts.values())
         whole_each = all(set(share) == set(found.counts) for share in found.samples)
         if found.is_whole and repeated and not whole_each:
             yield case.found(
-                Cause.PADDED_EVALUATION,
+                causes.PADDED_EVALUATION,
                 f"{plural(repeated, 'sample')} of {len(found.counts)} counted twice in an "
                 f"evaluation: {_sampler(found)} repeats some so that all ranks have as many",
             )
@@ -142,7 +173,7 @@ def dropped_evaluation(case: Case) -> Iterator[Finding]:
         drops = any(begun.loader_drops or begun.sampler_drops for begun in theirs.begun)
         if lost and drops and mine.is_whole and theirs.is_whole:
             yield case.found(
-                Cause.DROPPED_EVALUATION,
+                causes.DROPPED_EVALUATION,
                 f"{plural(len(lost), 'sample')} of {len(mine.counts)} left out of an evaluation: "
                 f"drop_last=True drops the rest of each rank's share ({_some(lost)})",
             )
@@ -151,22 +182,66 @@ def dropped_evaluation(case: Case) -> Iterator[Finding]:
 
 def batch(case: Case) -> Iterator[Finding]:
     """Find a global batch that grows with the workers, and a learning rate that doesn't."""
-    steps = case.first_steps()
-    if steps is None:
-        return
-    (mine, theirs), samples = steps, [sum(step.shares) for step in steps]
+    samples = [sum(trace.steps[0].shares) for trace in case.traces]
     if not samples[0] or samples[1] < _GROWS * samples[0]:
         return
-    # A larger batch wants a larger rate (linear scaling): whether the rate follows decides the
-    # cause.
-    rates = mine.stepped[0].rates[0], theirs.stepped[0].rates[0]
+    # A larger batch wants a larger rate (linear scaling). A warm-up begins small: the peak counts.
+    rates = [max(s.stepped[0].rates[0] for s in trace.steps) for trace in case.traces]
     grows = f"a step has {samples[1]} samples instead of {samples[0]}"
     if rates[1] < _FOLLOWS * rates[0]:
-        what = f"{grows}, and the learning rate stays at {rates[1]:g}"
-        yield case.found(Cause.RATE_STAYS, what, step=0)
+        what = f"{grows}, and the learning rate is {rates[1]:g} at most, on fewer {rates[0]:g}"
+        yield case.found(causes.RATE_STAYS, what, step=0)
     else:
-        what = f"{grows}; the learning rate follows, from {rates[0]:g} to {rates[1]:g}"
-        yield case.found(Cause.BATCH_GROWS, what, step=0)
+        what = f"{grows}; the learning rate follows, from {rates[0]:g} to {rates[1]:g} at most"
+        yield case.found(causes.BATCH_GROWS, what, step=0)
+
+
+def batch_skipped(case: Case) -> Iterator[Finding]:
+    """Find ranks that each leave batches out by themselves."""
+    for number, step in enumerate(case.other.steps):
+        counts = [len(skipped) for skipped in step.skipped]
+        if len(set(counts)) > 1:
+            rank = counts.index(max(counts))
+            what = (
+                f"rank {rank} takes a batch before step {number + 1} and doesn't train on it, "
+                f"rank {counts.index(min(counts))} does with its own"
+            )
+            yield case.found(causes.BATCH_SKIPPED, what, step=number, rank=rank)
+            return
+
+
+def not_finite(case: Case) -> Iterator[Finding]:
+    """Find what isn't finite, and who has decided about it."""
+    mine, theirs = (trace.breaks_at for trace in case.traces)
+    if theirs is None:
+        if mine is not None:
+            what = f"on {plural(case.first.workers, 'worker')} {_infinite(case.first, mine)}"
+            found = case.found(causes.NOT_FINITE, f"{what}; here everything is", step=mine)
+            yield replace(found, differs=True)
+        return
+    step, what = case.other.steps[theirs], _infinite(case.other, theirs)
+    apart = [rank for rank, loss in enumerate(step.losses) if not isfinite(loss)]
+    left_out = theirs < len(case.first.steps) and any(map(len, case.first.steps[theirs].skipped))
+    if 0 < len(apart) < len(step.losses) and left_out:
+        others = listed([str(rank) for rank in range(case.workers) if rank not in apart])
+        yield case.found(
+            causes.DECIDED_BY_ONE,
+            f"{what}, but the loss of rank {others} is: on {plural(case.first.workers, 'worker')} "
+            "this batch is left out",
+            step=theirs,
+            rank=apart[0],
+        )
+    found = case.found(causes.NOT_FINITE, what, step=theirs, rank=apart[0] if apart else None)
+    yield replace(found, differs=mine != theirs)
+
+
+def _infinite(trace: Trace, number: int) -> str:
+    found = trace.steps[number].infinite
+    data = [
+        n for n, rank in enumerate(trace.steps[number].drawn) if not all(d.finite for d in rank)
+    ]
+    of_data = f" (the batch of rank {listed(list(map(str, data)))} isn't finite)" if data else ""
+    return f"{listed([*found[:2]])} of step {number + 1} isn't finite{of_data}"
 
 
 def other_samples(case: Case) -> Iterator[Finding]:
@@ -174,13 +249,35 @@ def other_samples(case: Case) -> Iterator[Finding]:
     step = case.comparison.samples_differ_from
     if step is None:
         return
-    counts = [sum(trace.steps[step].shares) for trace in (case.first, case.other)]
+    counts = [sum(trace.steps[step].shares) for trace in case.traces]
     workers = plural(case.first.workers, "worker")
     if counts[0] == counts[1]:
-        what = f"step {step} sees other samples than on {workers}{_drawn_otherwise(case)}"
+        what = f"step {step + 1} sees other samples than on {workers}{_drawn_otherwise(case)}"
     else:
-        what = f"step {step} sees {plural(counts[1], 'sample')}, on {workers} {counts[0]}"
-    yield case.found(Cause.OTHER_SAMPLES, what, step=step)
+        what = f"step {step + 1} sees {plural(counts[1], 'sample')}, on {workers} {counts[0]}"
+    yield case.found(causes.OTHER_SAMPLES, what, step=step)
+
+
+def file_race(case: Case) -> Iterator[Finding]:
+    """Find files that several ranks write before they could have agreed on who does."""
+    early = [{e.path: e.at for e in rank if e.before_group} for rank in case.other.of(Wrote)]
+    written = Counter(path for own in early for path in own)
+    for path, ranks in written.items():
+        if ranks > 1:
+            at = next(own[path] for own in early if path in own)
+            what = f"{ranks} ranks write {path} before the process group is there"
+            yield case.found(causes.FILE_RACE, what, at=at)
+            return
+
+
+def _excess(case: Case, number: int) -> Counter[str]:
+    """Count how much more often samples are seen in an epoch than on the first number."""
+    mine, theirs = case.first.training(), case.other.training()
+    counts = theirs[number].counts
+    if case.comparison.samples_differ_from is None or len(mine) <= number:
+        return Counter()
+    once = Counter(dict.fromkeys(counts, 1))
+    return counts - (mine[number].counts | once)
 
 
 def _shared_by_torch(found: Pass) -> bool:
@@ -190,7 +287,7 @@ def _shared_by_torch(found: Pass) -> bool:
 def _drawn_otherwise(case: Case) -> str:
     """Name the samplers where others draw the samples, or shuffle; empty where they don't."""
     drawn = []
-    for trace in (case.first, case.other):
+    for trace in case.traces:
         begun = next((e.begun[0] for e in trace.training() if e.begun), None)
         if begun is None:
             return ""
@@ -204,16 +301,8 @@ def _sampler(found: Pass) -> str:
 
 def _shared(found: Pass) -> int:
     """Count the samples that several ranks have seen."""
-    sets = [set(share) for share in found.samples]
-    return sum(1 for sample in found.counts if sum(sample in share for share in sets) > 1)
-
-
-def _repeated(found: Pass) -> int:
-    return sum(count - 1 for count in found.counts.values())
-
-
-def _same_start(one: Sequence[str], two: Sequence[str]) -> bool:
-    return all(a == b for a, b in zip(one, two, strict=False))
+    seen = Counter(sample for share in found.samples for sample in set(share))
+    return sum(ranks > 1 for ranks in seen.values())
 
 
 def _in_order(sample: str) -> tuple[int, str]:

@@ -1,13 +1,26 @@
 """Faults in what a step makes of its samples."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from paceline.options.figures import plural
-from paceline.verify.finding import Case, Cause, Finding
+from paceline.verify import causes
+from paceline.verify.events import (
+    Backward,
+    Clipped,
+    Combined,
+    Drew,
+    Monitored,
+    Moved,
+    Normalised,
+    Stepped,
+)
+from paceline.verify.finding import Case, Finding
 from paceline.verify.tensor_sketch import TensorSketch, best_factor, contents_match
-from paceline.verify.trace import Step
+from paceline.verify.trace import Step, Trace
 
+_GROWS = 1.2
 _RATES_APART = 1e-6
 _EXACT = 1e-3
 """Of gradients that differ by a factor alone."""
@@ -19,45 +32,41 @@ _NOISY, _ROUGH = 0.1, 0.25
 """Of losses and of gradients' norms, where a step draws random numbers."""
 
 
-def schedule_per_worker(case: Case) -> Iterator[Finding]:
-    """Find a schedule that is stepped once for each worker."""
-    step = _rates_differ_from(case)
-    # How often each launch's schedule was stepped, from its first to its last step.
-    mine, theirs = (
-        s.steps[-1].stepped[0].scheduled - s.steps[0].stepped[0].scheduled if s.steps else 0
-        for s in (case.first, case.other)
-    )
-    if step is None:
-        return
-    rates = [s.steps[step].stepped[0].rates[0] for s in (case.first, case.other)]
-    text = f"the learning rate of step {step} is {rates[1]:g} instead of {rates[0]:g}"
-    if mine > 0 and theirs > mine and len(case.other.steps) <= len(case.first.steps):
-        what = f"{text}: the schedule was stepped {theirs} times instead of {mine}"
-        yield case.found(Cause.SCHEDULE_PER_WORKER, what, step=step)
-    elif _same_first_batch(case):
-        yield case.found(Cause.RATE_DIFFERS, text, step=step)
+def schedule(case: Case) -> Iterator[Finding]:
+    """Find a schedule that is stepped once for each worker, or that follows their number."""
+    step, sizes = _rates_differ_from(case), [sum(trace.steps[0].shares) for trace in case.traces]
+    if step is None or sizes[1] > _GROWS * sizes[0]:
+        return  # a larger batch, of which a schedule by samples takes more at once
+    rates = [trace.steps[step].stepped[0].rates[0] for trace in case.traces]
+    text = f"the learning rate of step {step + 1} is {rates[1]:g} instead of {rates[0]:g}"
+    mine, theirs = map(_turns, case.traces)
+    if theirs > _GROWS * mine > 0:
+        what = f"{text}: the schedule is stepped {theirs:g} times a step instead of {mine:g}"
+        yield case.found(causes.SCHEDULE_PER_WORKER, what, step=step)
+    elif sizes[0] == sizes[1]:
+        yield case.found(causes.RATE_DIFFERS, text, step=step)
 
 
 def rate_apart(case: Case) -> Iterator[Finding]:
     """Find schedules that follow each rank's own figure."""
-    for number, figures in enumerate(zip(*case.other.monitored, strict=False)):
-        rank = next((r for r, own in enumerate(figures) if _apart(own, figures[0])), None)
+    for number, given in enumerate(zip(*case.other.of(Monitored), strict=False), 1):
+        own = [event.figure for event in given]
+        rank = next((r for r, figure in enumerate(own) if _apart(figure, own[0])), None)
         if rank is not None:
             what = (
-                f"call {number} gives the schedule {figures[rank]:.6g} on rank {rank}, and "
-                f"{figures[0]:.6g} on rank 0: each rank's rate follows a figure of its own"
+                f"call {number} gives the schedule {own[rank]:.6g} on rank {rank}, and "
+                f"{own[0]:.6g} on rank 0: each rank's rate follows a figure of its own"
             )
-            yield case.found(Cause.RATE_APART, what, rank=rank)
+            yield case.found(causes.RATE_APART, what, rank=rank)
             return
 
 
 def gradient_factor(case: Case) -> Iterator[Finding]:
     """Find gradients that are larger or smaller by the number of workers, in the first step."""
-    steps, beyond = case.first_steps(), case.beyond
-    if steps is None or beyond is None or beyond.step or not beyond.same_samples:
+    if case.beyond is None or case.beyond.step:
         return
     # Only the first step compares: later ones start from other weights.
-    ratio, (mine, theirs) = case.workers / case.first.workers, steps
+    ratio, (mine, theirs) = case.ratio, (trace.steps[0] for trace in case.traces)
     pairs = [
         (a, b)
         for a, b in zip(mine.stepped[0].gradients, theirs.stepped[0].gradients, strict=False)
@@ -65,21 +74,19 @@ def gradient_factor(case: Case) -> Iterator[Finding]:
     ]
     # One factor for all gradients by least squares; `rest` is what it leaves unexplained.
     factor, rest = best_factor(pairs)
-    is_exact = rest < _EXACT
+    is_exact, why = rest < _EXACT, ""
     if _is_sum(mine, theirs, ratio) and (
         abs(factor / ratio - 1) < _EXACT if is_exact else _norms_agree(pairs, ratio)
     ):
-        what = (
-            f"the gradients of step 0 are {ratio:g} times too small{'' if is_exact else ', about'}:"
-            f" the loss is a sum over samples, and the ranks' gradients are averaged"
-        )
-        yield case.found_beyond(Cause.GRADIENT_FACTOR, what)
+        about = "" if is_exact else ", about"
+        why = f"small{about}: the loss is a sum over samples, and the ranks' gradients are averaged"
     elif is_exact and abs(factor * ratio - 1) < _EXACT:
-        what = f"the gradients of step 0 are {ratio:g} times too large: a sum over the ranks"
-        yield case.found_beyond(Cause.GRADIENT_FACTOR, what)
+        why = "large: a sum over the ranks"
     elif is_exact and abs(factor / ratio - 1) < _EXACT:
-        what = f"the gradients of step 0 are {ratio:g} times too small: divided once too often"
-        yield case.found_beyond(Cause.GRADIENT_FACTOR, what)
+        why = "small: divided once too often"
+    if why:
+        what = f"the gradients of step 1 are {ratio:g} times too {why}"
+        yield case.found_beyond(causes.GRADIENT_FACTOR, what)
 
 
 def _is_sum(mine: Step, theirs: Step, ratio: float) -> bool:
@@ -96,112 +103,144 @@ def _norms_agree(pairs: Sequence[tuple[TensorSketch, TensorSketch]], ratio: floa
 
 def mean_of_means(case: Case) -> Iterator[Finding]:
     """Find ranks with unequal shares whose gradients count alike."""
-    beyond = case.beyond
-    if beyond is None or case.other.in_session or not beyond.same_samples:
-        return
     # A factor for all gradients explains the difference already.
-    if any(gradient_factor(case)):
+    if case.beyond is None or any(gradient_factor(case)):
         return
-    shares = case.other.steps[beyond.step].shares
-    if len(set(shares)) > 1 and all(_equal_until(case, beyond.step)):
+    step = case.beyond.step
+    shares = case.other.steps[step].shares
+    if len(set(shares)) > 1 and all(len(set(s.shares)) == 1 for s in case.other.steps[:step]):
         shown = " + ".join(map(str, shares))
         yield case.found_beyond(
-            Cause.MEAN_OF_MEANS,
-            f"step {beyond.step} shares its samples as {shown}, and the gradients of all ranks "
-            "count alike: a sample of the smaller share counts more",
+            causes.MEAN_OF_MEANS,
+            f"step {step + 1} shares its samples as {shown}, and the gradients of all ranks count "
+            "alike: a sample of the smaller share counts more",
         )
 
 
 def no_mean_over_samples(case: Case) -> Iterator[Finding]:
     """Find losses that aren't means over samples: over items of unequal numbers, or over pairs."""
     beyond, in_session = case.beyond, case.other.in_session
-    if beyond is None or not beyond.same_samples:
-        return
     # Where random numbers differ between launches, so do losses.
-    if not beyond.same_contents or any(e.by == "step" for e in case.other.drew[0]):
+    if beyond is None or not beyond.same_contents or _draws_in_steps(case.other):
         return
-    mine, theirs = case.first.steps[beyond.step], case.other.steps[beyond.step]
+    mine, theirs = (trace.steps[beyond.step] for trace in case.traces)
     if len(set(theirs.shares)) > 1 and not in_session:
         return
-    if case.other.normalised or case.other.in_shards or any(gradient_factor(case)):
+    if _normalised(case.other) or case.other.in_shards or any(gradient_factor(case)):
         return
     parts = theirs.losses
     whole, mean = (step.loss(by_samples=in_session) for step in (mine, theirs))
     if abs(whole - mean) <= _OF_LOSSES * abs(whole):
         return
-    shown = " and ".join(f"{loss:.6g}" for loss in parts)
-    counted = "by their samples" if in_session else "alike"
     # A mean over all items lies between the ranks' means, and is their mean only by equal weights.
     if min(parts) < whole < max(parts):
         # What is certain is that they don't add up; two things have it so.
-        cause = Cause.WEIGHED_ALIKE
-        why = "either they are means over unequal numbers of items (tokens, targets, weights of "
-        why += "classes), or model or loss sees a whole batch at once (padding to its longest "
-        why += "sample, Dice, pairs)"
+        cause = causes.WEIGHED_ALIKE
+        why = (
+            "either they are means over unequal numbers of items (tokens, targets, weights of "
+            "classes), or model or loss sees a whole batch at once (padding to its longest sample, "
+            "Dice, pairs)"
+        )
     else:
-        cause, why = Cause.ACROSS_SAMPLES, "it is no mean over samples. Does it compare those of a "
-        why += "batch with each other?"
+        cause = causes.ACROSS_SAMPLES
+        why = (
+            "it is no mean over samples. Does it compare those of a batch with each other, or "
+            "weigh them by what is counted in a rank's share (classes)?"
+        )
+    shown = " and ".join(f"{loss:.6g}" for loss in parts)
     yield case.found_beyond(
         cause,
-        f"the ranks' losses of step {beyond.step} ({shown}) count {counted} and make {mean:.6g}, "
-        f"but the loss of the same samples on {plural(case.first.workers, 'worker')} is "
-        f"{whole:.6g}: {why}",
+        f"the ranks' losses of step {beyond.step + 1} ({shown}) count "
+        f"{'by their samples' if in_session else 'alike'} and make {mean:.6g}, but the loss of the "
+        f"same samples on {plural(case.first.workers, 'worker')} is {whole:.6g}: {why}",
     )
 
 
 def clipped_early(case: Case) -> Iterator[Finding]:
     """Find gradients that are clipped before all of them are there."""
-    if case.beyond is not None and case.other.clips_early:
-        yield case.found_beyond(
-            Cause.CLIPPED_EARLY,
-            f"gradients are clipped, and {case.other.clips_early[0]} before the step",
+    is_clipped = False
+    for event in case.other.ranks[0]:
+        is_clipped = (is_clipped and not isinstance(event, Stepped)) or isinstance(event, Clipped)
+        if is_clipped and isinstance(event, Backward | Combined):
+            after = (
+                "another backward pass adds to them"
+                if isinstance(event, Backward)
+                else "the ranks' gradients are combined"
+            )
+            what = f"gradients are clipped, and {after} before the step"
+            yield case.found_beyond(causes.CLIPPED_EARLY, what)
+            return
+
+
+def moved_per_micro_batch(case: Case) -> Iterator[Finding]:
+    """Find tensors outside of the optimizer that move with every micro-batch."""
+    moved = [event for trace in case.traces for event in trace.by_rank_0(Moved)]
+    passes = [len(trace.steps[0].backwards[0]) for trace in case.traces]
+    if moved and passes[0] != passes[1]:
+        yield case.found(
+            causes.MOVED_PER_MICRO_BATCH,
+            f"{moved[0].names[0]}, which no optimizer holds, moves with each backward pass, of "
+            f"which a step has {passes[1]}, on {plural(case.first.workers, 'worker')} {passes[0]}",
+            step=0,
+            tensor=moved[0].names[0],
+            at=moved[0].at,
         )
+
+
+def window_left_open(case: Case) -> Iterator[Finding]:
+    """Find gradients of an epoch's end that the next epoch's first step takes as well."""
+    for trace in (case.other, case.first):
+        usual = Counter(len(step.backwards[0]) for step in trace.steps).most_common(1)[0][0]
+        for number, step in enumerate(trace.steps):
+            epochs = Counter((batch.loader, batch.number) for batch in step.drawn[0])
+            spans = len(epochs) > len({loader for loader, _ in epochs})
+            if spans and len(step.backwards[0]) > usual:
+                on = "" if trace is case.other else f" on {plural(trace.workers, 'worker')}"
+                yield case.found(
+                    causes.WINDOW_LEFT_OPEN,
+                    f"step {number + 1} has {len(step.backwards[0])} backward passes{on}, usually "
+                    f"{usual}: gradients of the epoch before are still there",
+                    step=number,
+                )
+                return
 
 
 def batchnorm_share(case: Case) -> Iterator[Finding]:
     """Find BatchNorms whose statistics are those of a share."""
-    names, beyond = case.other.normalised, case.beyond
-    if not names or beyond is None or not beyond.same_samples:
-        return
-    if case.first.in_shards or case.other.in_shards:
+    names = _normalised(case.other)
+    if not names or case.beyond is None or any(trace.in_shards for trace in case.traces):
         return  # a shard has the same samples on any number of workers
-    shares = case.other.steps[beyond.step].shares
+    shares = case.other.steps[case.beyond.step].shares
     shown = " + ".join(map(str, shares)) if any(shares) else "a part"
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     yield case.found_beyond(
-        Cause.BATCHNORM_SHARE,
+        causes.BATCHNORM_SHARE,
         f"the BatchNorm {names[0]}{more} takes mean and variance over each rank's share "
         f"({shown} samples), not over the batch",
     )
 
 
 def no_gradient(case: Case) -> Iterator[Finding]:
-    """Find parameters that an optimizer holds and no loss reaches."""
-    if not case.other.steps:
-        return
-    reached: set[str] = set()
-    # A parameter counts as reached if any step gave it a gradient.
+    """Find parameters that an optimizer holds, that need a gradient, and that no loss reaches."""
     names: dict[str, None] = {}
+    reached = set[str]()
+    # A parameter counts as reached if any step gave it a gradient.
     for step in case.other.steps:
         stepped = step.stepped[0]
         names |= dict.fromkeys(stepped.names)
         pairs = zip(stepped.names, stepped.gradients, strict=True)
-        reached |= {name for name, gradient in pairs if gradient is not None}
+        reached |= {name for name, gradient in pairs if gradient is not None} | {*stepped.frozen}
     unused = [name for name in names if name not in reached]
     if unused:
         shown = ", ".join(unused[:3]) + (" ..." if len(unused) > 3 else "")
-        yield case.found(
-            Cause.NO_GRADIENT,
-            f"{plural(len(unused), 'parameter')} without a gradient: {shown}",
-            step=0,
-            tensor=unused[0],
-        )
+        what = f"{plural(len(unused), 'parameter')} without a gradient: {shown}"
+        yield case.found(causes.NO_GRADIENT, what, step=0, tensor=unused[0])
 
 
 def other_values(case: Case) -> Iterator[Finding]:
     """Find samples that are prepared otherwise, but not randomly: they are equal in each epoch."""
     step = case.comparison.contents_differ_from
-    if step is None or case.beyond is None:
+    if step is None:
         return
     known: dict[str, str] = {}
     again = 0
@@ -214,8 +253,8 @@ def other_values(case: Case) -> Iterator[Finding]:
     # Enough samples were seen twice to be sure that they are prepared without chance.
     if again >= _SURE:
         yield case.found(
-            Cause.OTHER_VALUES,
-            f"from step {step} on the same samples have other values than on "
+            causes.OTHER_VALUES,
+            f"from step {step + 1} on the same samples have other values than on "
             f"{plural(case.first.workers, 'worker')}, where they have the same in every epoch",
             step=step,
         )
@@ -224,30 +263,44 @@ def other_values(case: Case) -> Iterator[Finding]:
 def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
     step = case.comparison.contents_differ_from
-    if case.beyond is None:
-        return  # what differs, such as padding, makes no difference
     if step is not None:
         yield case.found(
-            Cause.CHANCE,
-            f"from step {step} on the same samples look otherwise than on "
+            causes.CHANCE,
+            f"from step {step + 1} on the same samples look otherwise than on "
             f"{plural(case.first.workers, 'worker')}: random numbers change them",
             step=step,
         )
-    elif any(e.by == "step" for e in case.other.drew[0]):
-        yield case.found(
-            Cause.CHANCE,
+    elif _draws_in_steps(case.other):
+        yield case.found_beyond(
+            causes.CHANCE,
             "the script draws random numbers in its steps, others on another number of workers",
-            step=case.beyond.step,
         )
 
 
-def _equal_until(case: Case, step: int) -> Iterator[bool]:
-    return (len(set(found.shares)) == 1 for found in case.other.steps[:step])
+def unknown(case: Case) -> Iterator[Finding]:
+    """Say where more than rounding stands between the two, and nothing explains it."""
+    if (beyond := case.beyond) is not None:
+        yield case.found_beyond(
+            causes.UNKNOWN,
+            f"the gradients of step {beyond.step + 1} are apart by {beyond.gradients:.1e}, the "
+            f"weights after it by {beyond.weights:.1e}, most of all "
+            f"{beyond.first_tensor or 'by weights'}",
+        )
 
 
-def _same_first_batch(case: Case) -> bool:
-    mine, theirs = case.first.steps[0], case.other.steps[0]
-    return sum(mine.shares) == sum(theirs.shares)
+def _draws_in_steps(trace: Trace) -> bool:
+    return any(event.by == "step" for event in trace.by_rank_0(Drew))
+
+
+def _normalised(trace: Trace) -> list[str]:
+    """Name the BatchNorms that see their own share only."""
+    return list(dict.fromkeys(event.module for event in trace.by_rank_0(Normalised)))
+
+
+def _turns(trace: Trace) -> float:
+    """Give how often the schedule was stepped for each step, from the first to the last."""
+    first, last = (trace.steps[n].stepped[0].scheduled for n in (0, -1))
+    return (last - first) / max(1, len(trace.steps) - 1)
 
 
 def _apart(one: float, other: float) -> bool:
@@ -258,6 +311,6 @@ def _rates_differ_from(case: Case) -> int | None:
     pairs = zip(case.first.steps, case.other.steps, strict=False)
     for number, (mine, theirs) in enumerate(pairs):
         rates = zip(mine.stepped[0].rates, theirs.stepped[0].rates, strict=False)
-        if any(abs(a - b) > _RATES_APART * max(abs(a), abs(b)) for a, b in rates):
+        if any(_apart(a, b) for a, b in rates):
             return number
     return None

@@ -162,6 +162,10 @@ def _describe(loader: DataLoader[object], number: int, pass_number: int) -> Pass
         samples=_length(data),
         batches=0 if isinstance(data, IterableDataset) else _length(loader),
         seed=sampler.seed,
+        persists=loader.persistent_workers and loader.num_workers > 0,
+        settings=repr(
+            {n: v for n, v in sorted(getattr(data, "__dict__", {}).items()) if isinstance(v, int)}
+        ),
         subset=hash_text(",".join(map(str, map(int, indices)))) if len(indices) else "",
     )
 

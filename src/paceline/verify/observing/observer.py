@@ -109,8 +109,8 @@ class Observer:
             self.place("wrap")
         tensors = dict((*module.named_parameters(prefix), *module.named_buffers(prefix)))
         hashes = {name: hash_tensor(t) for name, t in tensors.items()}
-        shapes = {name: str(tuple(t.shape)) for name, t in tensors.items()}
-        self.writer.write(ModelBuilt(hashes, shapes, by, broadcasts))
+        frozen = tuple(n for n, p in module.named_parameters(prefix) if not p.requires_grad)
+        self.writer.write(ModelBuilt(hashes, by, broadcasts, frozen))
 
     def parameter_registered(self, module: nn.Module) -> None:
         """Note a parameter that DistributedDataParallel, made before, doesn't know."""

@@ -91,7 +91,7 @@ class Passes:
             own.is_evaluated = own.waiting > 0 and not with_gradients
 
     def backward(self) -> tuple[Key, ...]:
-        """Return the open passes whose batches a backward pass, or a step without one, may use.
+        """Return the passes whose batches a backward pass, or a step without one, may use.
 
         Raises:
             EnoughSeenError: All of them have been trained on for enough epochs.
@@ -112,7 +112,7 @@ class Passes:
             if own.is_over:
                 self._count(own)
         self._stepping.update(fed)
-        return tuple((own.loader, own.number) for own in fed)
+        return tuple((own.loader, own.number) for own in used)
 
     def step(self) -> None:
         """Count a step of the optimizer that takes most."""

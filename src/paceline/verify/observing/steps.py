@@ -133,13 +133,16 @@ class StepWatch:
             observer.passes.step()
         observer.in_step = False
         self._backwards, self._accumulates, self._frozen = 0, self._backwards > 1, {}
+        names = tuple(self._names_of(optimizer))
+        named = zip(names, _parameters(optimizer), strict=True)
         stepped = Stepped(
             optimizer=number,
-            names=tuple(self._names_of(optimizer)),
+            names=names,
             before=self._before,
             gradients=self._gradients,
             weights=self._sketches(_parameters(optimizer)),
             buffers=observer.buffers(),
+            frozen=tuple(name for name, p in named if not p.requires_grad),
             rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
             scheduled=self.scheduled,
             state_before=self._state_before,

@@ -215,6 +215,8 @@ def modules_after(code: str) -> set[str]:
 
 
 HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "pandas"}
+NOT_OF_VERIFY = (HEAVY - {"torch", "numpy"}) | {"PIL", "fsspec", "pytorch_optimizer", "yaml"}
+"""docs/how-to/verify.md says which packages it can do without."""
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,10 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
         ("import paceline.training.config, paceline.recipes.digits", HEAVY),
         ("import paceline.runtime.copying, paceline.checkpoint.remote.__main__", HEAVY),
         ("import paceline.launch.local.launcher, paceline.launch.local.worker", HEAVY),
+        (
+            "import paceline.cli.commands.verify, paceline.verify.study, paceline.script.verified",
+            NOT_OF_VERIFY,
+        ),
     ],
     ids=[
         "package",
@@ -240,6 +246,7 @@ HEAVY = {"torch", "numpy", "matplotlib", "torchvision", "rich", "jinja2", "panda
         "options",
         "copies",
         "launch",
+        "verify",
     ],
 )
 @pytest.mark.core_cases(3)

@@ -112,10 +112,11 @@ def test_the_option_table_is_up_to_date() -> None:
 
 FOREIGN = set(
     """all check cli-input-json container-image cpu cpus-per-task gpus-per-task ipc master-
-    master-addr master-port mpi mpirun multi nnodes no- node-rank nproc-per-node ntasks-per-node num
-    protect-args rdzv- requeue server signal standalone start-epoch tpu use""".split()
+    master-addr master-port mpi mpirun multi nnodes no- no-deps node-rank nproc-per-node
+    ntasks-per-node num protect-args rdzv- requeue server signal standalone start-epoch tpu use
+    with""".split()
 )
-"""Those of Slurm, AWS, torchrun, MPI, accelerate (up to their first `_`), and of several."""
+"""Those of Slurm, AWS, torchrun, MPI, accelerate (up to their first `_`), uv, and of several."""
 OWN = {"width", "hidden", "num-workers", "completion", "help-all", "setup"}
 """Those of the pages' recipes, scripts and examples, and of `paceline` without a command."""
 
@@ -179,7 +180,7 @@ def _check(words: list[str]) -> None:
         assert rest[-1].endswith("/steps.csv"), words
     elif rest[:1] == ["-m"] and rest[1].startswith("benchmarks."):
         assert (ROOT / f"{rest[1].replace('.', '/')}.py").is_file(), words
-    elif program in ("torchrun", "srun", "mpirun"):
+    elif program in ("torchrun", "srun", "mpirun", "uv"):
         if "paceline" not in rest:
             assert Path(rest[-1]).is_file(), words
             return

@@ -41,9 +41,10 @@ atexit.register(os.abort)  # as a process group may that is left over where a tr
 def test_a_fault_under_torchrun(verify: Verify, tmp_path: Path) -> None:
     fault = FAULTS["a sum as loss"]
     fault.write(tmp_path)
-    done = verify("--tolerance", "1e-4", "--", *TORCHRUN, "2", "train.py")
+    done = verify("--format", "github", "--tolerance", "1e-4", "--", *TORCHRUN, "2", "train.py")
     assert done.code == 65, done.out + done.err
     assert done.causes == [fault.cause]
+    assert "\n::error file=train.py,line=" in done.out
     assert "at train.py:" in done.words
 
 

@@ -3,6 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.options.fields import flag
@@ -33,6 +34,9 @@ class VerifyOptions:
     second of three epochs."""
     json: str | None = None
     """Also write all that was found to this file."""
+    format: Literal["text", "github"] = "text"
+    """github: print annotations behind the text, by which GitHub Actions shows what was found at
+    its line of the script."""
     html: str | None = None
     """Also write a page to this file: the verdict, the losses over each other, the first step that
     differs, causes and lines. It needs no network."""

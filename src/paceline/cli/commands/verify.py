@@ -43,6 +43,7 @@ from paceline.results.run_directory import RunDirectory
 from paceline.runtime.placement import count_gpus
 from paceline.training.config import TrainConfig, TrainRequest
 from paceline.training.recipe import Recipe, absolute_reference
+from paceline.verify.annotations import github_annotations
 from paceline.verify.launch_commands import (
     LaunchCommand,
     find_launcher,
@@ -331,6 +332,8 @@ def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace")
         "torch": first.torch,
     }
     record = {**content, "exit_code": int(code), "ran": ran}
+    if request.options.format == "github" and (lines := github_annotations(record, Path.cwd())):
+        print(printable(lines), flush=True)
     json, html = request.options.json_file, request.options.html_file
     if json is not None:
         with writing(json):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 rank, world = begin()
 train_set = points(60)
-sampler = DistributedSampler(train_set)
+sampler = DistributedSampler(train_set)  # shows
 loader = DataLoader(train_set, batch_size=12 // world, sampler=sampler)
 model = DDP(nn.Linear(6, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -24,7 +24,8 @@ def main():
     model, optimizer, train, test = accelerator.prepare(
         net, torch.optim.AdamW(net.parameters(), lr=5e-3), train, test
     )
-    for epoch in range(3):
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+    for _ in range(3):
         model.train()
         for inputs, targets in train:
             loss = nn.functional.cross_entropy(model(inputs), targets)
@@ -39,8 +40,7 @@ def main():
             found, targets = accelerator.gather_for_metrics((found, targets))
             predicted.append(found)
             expected.append(targets)
-        right = (torch.cat(predicted) == torch.cat(expected)).float()
-        accelerator.print(f"epoch {epoch}: accuracy {right.mean():.4f} of {len(right)} samples")
+        schedule.step((torch.cat(predicted) == torch.cat(expected)).float().mean())
     accelerator.end_training()
 
 

@@ -22,8 +22,8 @@ from paceline.training.config import TrainRequest
 from paceline.training.hooks.observer import OBSERVER
 from paceline.training.worker import run_training
 from paceline.verify.events import Ended, EventWriter
-from paceline.verify.isolation.file_isolation import writes_isolated
-from paceline.verify.isolation.subprocesses import mark_worker
+from paceline.verify.isolation.confinement import confine
+from paceline.verify.isolation.project_copy import ProjectCopy
 from paceline.verify.observing.observer import Observer
 from paceline.verify.observing.script_hooks import watched
 from paceline.verify.observing.session import SessionWatch
@@ -65,14 +65,17 @@ def _watch(payload: str, run_script: Callable[[str], str]) -> str:
     if trial.on_cpu:
         set_variables({"CUDA_VISIBLE_DEVICES": ""})  # before the first use of CUDA here
     rank = current_placement().rank
+    if trial.copy:
+        confine(trial)
+        reference = ProjectCopy(trial.project, trial.copy).path_in_copy(request.reference)
+        request = replace(request, reference=reference)
     observer = Observer(trial, rank, EventWriter(record_path(Path(trial.records), rank)))
-    mark_worker()
     token = OBSERVER.set(SessionWatch(observer))
     is_cut = True
     try:
-        with writes_isolated(trial), watched(observer), suppress(EnoughSeenError):
+        with watched(observer), suppress(EnoughSeenError):
             run = run_training if request.kind == "recipe" else run_script
-            run(trial.request)
+            run(request.to_json())
             is_cut = False
     finally:
         OBSERVER.reset(token)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import final
 
@@ -323,9 +323,15 @@ class EventWriter:
     """Appends events to a file."""
 
     path: Path
+    pid: int = field(default_factory=os.getpid)
 
     def write(self, event: Event) -> None:
-        """Append one; it is on its way to the disk when this returns."""
+        """Append one; it is on its way to the disk when this returns.
+
+        Of what forked processes do only the draws of readers count.
+        """
+        if os.getpid() != self.pid and not isinstance(event, Drew):
+            return
         line = json.dumps([type(event).__name__, asdict(event)])
         with self.path.open("a") as file:
             file.write(line + "\n")

@@ -2,10 +2,10 @@
 
 import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from paceline.options.command_line import note
 from paceline.options.figures import plural
 from paceline.results.run_directory import RunDirectory
 from paceline.training.config import TrainConfig, TrainRequest
-from paceline.verify.isolation.landlock import landlock_version
+from paceline.verify.isolation.project_copy import ProjectCopy
 from paceline.verify.launch_commands import (
     LaunchCommand,
     command_for,
@@ -38,13 +38,10 @@ PRELOAD = ("paceline.script.verified", "torch._dynamo")
 OBSERVED = "paceline.script.verified"
 """Runs a script in a worker that another launcher has started."""
 _TIMEOUT_S = 120.0
-_OVERLAY = "overlay"
 _LAST_LINES = 20
-_REFUSALS = ("Permission denied", "os error 13")
+_REFUSALS = ("Permission denied", "os error 13", "readonly database", "open database file")
 _REFUSED_WRITES = (
-    "If it was refused to write a file: verify keeps what Python code writes in a directory of its "
-    "own, and has the kernel refuse what C code and other programs write elsewhere. Leave that "
-    "out where PACELINE_VERIFIED_WORKER is set, or write it by Python's open()."
+    "If it was to write a file outside of the project, verify has refused that: give --writable DIR"
 )
 
 
@@ -101,7 +98,7 @@ class VerifyLauncher:
             KeyboardInterrupt: A signal came.
         """
         from paceline.verify.events import Began, read_events
-        from paceline.verify.isolation.subprocesses import programs_started, refused
+        from paceline.verify.isolation.subprocesses import programs_started
         from paceline.verify.observing.deadlock_locations import lost_one_another, read_locations
         from paceline.verify.trace import Trace
         from paceline.verify.trial import record_path
@@ -110,6 +107,7 @@ class VerifyLauncher:
         run = RunDirectory.named(self.place / (part.run or f"{part.name}-{workers}"))
         if not run.path.is_dir():
             run.create()
+            self._make_copy()
         records = run.path / f"seen-{part.name}"
         records.mkdir()
         trial = self._trial(run, records, workers, part)
@@ -118,14 +116,15 @@ class VerifyLauncher:
         took_s = time.monotonic() - started_s
         if outcome.interrupted:
             raise KeyboardInterrupt
-        if refusal := refused(records):
-            raise UsageError(refusal)
         # Read what the workers saw, also where they failed or waited for one another.
+        for file in records.iterdir():
+            self._copy.name_originals(file)
         events = [read_events(record_path(records, r)) for r in range(workers)]
         places = read_locations(records, events)
-        if not (outcome.failures and lost_one_another(outcome.failures[0], places)):
+        failures = tuple(map(self._with_originals, outcome.failures))
+        if not (failures and lost_one_another(failures[0], places)):
             places = []
-        failures = () if part.kill_at else outcome.failures
+        failures = () if part.kill_at else failures
         failure = _explain(failures, self.request.training.reference, records, traceback=not places)
         began_s = [e.at_s for rank in events for e in rank if isinstance(e, Began)]
         trace = Trace(
@@ -142,11 +141,9 @@ class VerifyLauncher:
 
     def written(self, name: str) -> list[str]:
         """Name the files that launches with this run directory have written."""
-        run = RunDirectory.named(self.place / name)
-        overlay = run.path / _OVERLAY / "files"
-        paths = [f"/{p.relative_to(overlay)}" for p in sorted(overlay.rglob("*")) if p.is_file()]
-        named = (os.path.relpath(path) for path in paths)
-        return [*named, *(f"snapshot {path.name}" for path in sorted(run.snapshots.glob("step-*")))]
+        snapshots = RunDirectory.named(self.place / name).snapshots.glob("step-*")
+        files = sorted(os.path.relpath(path) for path in self._copy.written())
+        return [*files, *(f"snapshot {path.name}" for path in sorted(snapshots))]
 
     def _launched(
         self,
@@ -169,18 +166,13 @@ class VerifyLauncher:
             file.write_text(trial)
             words = command_for(command, workers, (OBSERVED, str(file)))
             variables = self._variables_of(command, workers, threads)
-            with self._report_changes():
-                return run_observed(
-                    words,
-                    variables,
-                    workers=workers,
-                    records=records,
-                    log_dir=run.logs,
-                )
+            return run_observed(
+                words, variables, workers=workers, records=records, log_dir=run.logs
+            )
         # By Paceline's own launcher.
         with hash_seed_is("0" if command is None else part.hash_seed):
             prepare(PRELOAD, threads)
-            with own_directory_is(self.place), self._report_changes():
+            with own_directory_is(self.place):
                 return launch_local(
                     ENTRY,
                     trial,
@@ -195,9 +187,7 @@ class VerifyLauncher:
         """Give the whole environment of a launching command."""
         from paceline.launch.local.attempt import environment
 
-        scratch = self.place / "t"  # where its workers keep what is temporary, too
-        scratch.mkdir(exist_ok=True)
-        own = dict(environment(threads)) | {"TMPDIR": str(scratch)}
+        own = dict(environment(threads)) | {"TMPDIR": str(self.place / "t")}
         given = variables_for(command, workers, on_cpu=self.on_cpu)
         return current_variables() | own | given
 
@@ -211,31 +201,28 @@ class VerifyLauncher:
         threads, omp = self.request.config.worker_threads, variables.get("OMP_NUM_THREADS")
         return threads_per_worker(threads, workers, usable_cores(), omp)
 
-    @contextmanager
-    def _report_changes(self) -> Iterator[None]:
-        """Report the user's files that a script has changed, where the kernel can't forbid it."""
-        from paceline.verify.isolation.file_isolation import changes, files_below
+    @property
+    def _copy(self) -> ProjectCopy:
+        return ProjectCopy.around(Path.cwd(), self.place / "copy")
 
-        if self.confines or not self.holds_back:
-            yield
-            return
-        places = dict.fromkeys((Path.cwd(), Path(self.request.training.reference).parent))
-        before = [files_below(place) for place in places]
-        yield
-        after = [files_below(place) for place in places]
-        for path in (p for pair in zip(before, after, strict=True) for p in changes(*pair)):
-            note(f"WARNING: the script has changed {path}: C code or another program wrote it")
+    def _make_copy(self) -> None:
+        """Replace the last launch's copy of the project and its temporary files."""
+        for directory in (self.place / "copy", self.place / "t"):
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+        if self.holds_back:
+            self._copy.make()
+
+    def _with_originals(self, failure: WorkerFailure) -> WorkerFailure:
+        named = self._copy.original
+        message, traceback = named(failure.message), named(failure.traceback)
+        return replace(failure, message=message, traceback=traceback)
 
     @property
     def holds_back(self) -> bool:
         """Whether there is code of the user's, which may write anything."""
         request = self.request.training
         return request.kind == "script" or not request.reference.startswith("paceline.")
-
-    @property
-    def confines(self) -> bool:
-        """Whether the kernel can forbid workers to write."""
-        return landlock_version() > 0
 
     def _trial(self, run: RunDirectory, records: Path, workers: int, part: LaunchPart) -> str:
         from paceline.verify.trial import Trial
@@ -254,15 +241,17 @@ class VerifyLauncher:
         return Trial(
             request=request.to_json(),
             records=str(records),
-            place=str(self.place) if self.holds_back else "",
-            confines=self.confines,
+            place=str(self.place),
+            project=self._copy.project,
+            copy=self._copy.copy if self.holds_back else "",
+            directory=str(Path.cwd()),
+            writable=[str(Path(d).expanduser().absolute()) for d in self.request.options.writable],
             steps=self.request.options.steps,
             disturbed=part.is_disturbed,
             keeps_dropout=self.keeps_dropout,
             on_cpu=self.on_cpu,
             timeout_s=self._timeout_s(),
             variables=variables,
-            overlay=str(run.path / _OVERLAY),
             notes_state=self.request.options.resume,
             epochs=self.request.options.epochs,
             kill_at=part.kill_at,
@@ -290,7 +279,8 @@ def _explain(
         raise UsageError(cause.message)
     if traceback:
         parts = [cause.traceback.strip("\n"), *_last_output(records, cause.rank)]
-        parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
+        if "--writable" not in cause.traceback:
+            parts += [_REFUSED_WRITES] * any(word in cause.traceback for word in _REFUSALS)
         print(*filter(None, parts), sep="\n", file=sys.stderr, flush=True)
     return one_line(cause) + _line_of_script(cause.traceback, script)
 

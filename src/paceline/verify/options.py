@@ -32,6 +32,9 @@ class VerifyOptions:
     kill_at_step: int | None = None
     """With --resume: the step after which all workers are killed. Default: drawn at random, in the
     second of three epochs."""
+    writable: tuple[str, ...] = ()
+    """A directory that the script may write to, besides the copy of the project that it runs in.
+    Repeat it for several."""
     json: str | None = None
     """Also write all that was found to this file."""
     format: Literal["text", "github"] = "text"
@@ -56,6 +59,9 @@ class VerifyOptions:
             raise UsageError(f"--resume-args is {self.resume_args}: {error}") from error
         if self.kill_at_step is not None and self.kill_at_step < 1:
             raise UsageError(f"--kill-at-step must be at least 1, not {self.kill_at_step}")
+        for directory in self.writable:
+            if not Path(directory).expanduser().is_dir():
+                raise UsageError(f"--writable {directory}: there is no such directory")
         if self.steps < 1:
             raise UsageError(f"--steps must be at least 1, not {self.steps}")
         if self.tolerance is not None and not self.tolerance >= 0:

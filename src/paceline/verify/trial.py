@@ -1,7 +1,7 @@
 """What a worker of `paceline verify` is asked to do, as the JSON that the launcher hands to it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
@@ -30,15 +30,19 @@ class Trial:
     on_cpu: bool = False
     """Whether GPUs are hidden from the workers."""
     place: str = ""
-    """The only directory that may be written to; empty: any, as Paceline's own recipes need it."""
-    confines: bool = False
-    """Whether the kernel can forbid workers to write elsewhere."""
+    """Directory of the verification, which may be written to."""
+    project: str = ""
+    """The user's directory that is copied."""
+    copy: str = ""
+    """Where it is copied; empty: neither copied nor confined, as for Paceline's own recipes."""
+    directory: str = ""
+    """The user's working directory."""
+    writable: Sequence[str] = ()
+    """Other directories that may be written to."""
     timeout_s: float = 120.0
     """How long ranks of a plain script wait for one another at most."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Set before the script's first line."""
-    overlay: str = ""
-    """Directory for what the script writes."""
     notes_state: bool = False
     """Whether the optimizers' states are noted after each step."""
     kill_at: int = 0

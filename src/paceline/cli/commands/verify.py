@@ -66,7 +66,7 @@ _ABOUT = (
     "or be plain PyTorch as torchrun starts it, or by mp.spawn: it runs unchanged; {workers} in "
     "its arguments stands for their number. A command of torchrun, accelerate launch or python is "
     "taken as it is, after --: it is run on one worker, and on as many as it says. Where there are "
-    "fewer GPUs than workers, all train on the CPU. What it writes is kept apart, and thrown away. "
+    "fewer GPUs than workers, all train on the CPU. Each launch runs in a copy of the project. "
     "With --resume one number of workers is trained on, killed and started again: does it resume "
     "as if nothing had been? "
     "Exit code 0: the same bits, or the same to rounding; 65: something differs or is wrong."

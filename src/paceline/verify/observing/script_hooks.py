@@ -30,7 +30,7 @@ from torch.utils import data
 
 from paceline.distributed.environment import set_variables
 from paceline.verify.events import Clipped, Combined, Loaded, Monitored, Printed, Reduced, Scaled
-from paceline.verify.isolation.subprocesses import JOINS, refuse_child, watch_children
+from paceline.verify.isolation.subprocesses import watch_children
 from paceline.verify.observing.dataloader_hooks import LoaderWatch
 from paceline.verify.observing.deadlock_locations import record_locations
 from paceline.verify.observing.file_watch import watch_files
@@ -52,7 +52,8 @@ def watched(observer: Observer) -> Iterator[None]:
     # Everything is undone in reverse order when the block ends, after an error as well.
     with Patches() as patches:
         # Where samples and random numbers come from.
-        watch_children(observer.trial, patches, partial(setattr, observer, "place_variables"))
+        records = Path(observer.trial.records)
+        watch_children(records, patches, partial(setattr, observer, "place_variables"))
         LoaderWatch(observer).install(patches)
         watch_dropout(
             patches,
@@ -74,7 +75,6 @@ def watched(observer: Observer) -> Iterator[None]:
             patches.hook(module, "new_group", partial(_limited, observer))
         for name in ("all_reduce", "reduce"):
             patches.hook(dist, name, partial(_reduce, observer))
-        records = Path(observer.trial.records)
         record_locations(patches, records, observer.rank, observer.communicated)
         # What is printed and written.
         file = patches.enter_context(_open_output(output_path(records, observer.rank)))
@@ -171,7 +171,6 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
 
 def _join(observer: Observer, original: _Original, *arguments: object, **named: object) -> object:
     """Make the script's process group, as this machine and the trial allow."""
-    refuse_child(observer.trial, JOINS)
     given = signature(original).bind(*arguments, **named).arguments
     # NCCL carries no CPU tensors.
     if observer.trial.on_cpu and given.get("backend") == "nccl":

@@ -483,7 +483,7 @@ THAWED_LATE = Cause(
     paceline="s.model(net) combines the gradients of whatever needs one in a step",
     torch="make the wrapper again, DistributedDataParallel(model.module), once parameters are"
     " thawed; or thaw them before",
-    lines=("wrap",),
+    lines=("thawed", "wrap"),
 )
 WEIGHTS_APART = Cause(
     name="weights-apart",
@@ -524,6 +524,7 @@ METRIC_FACTOR = Cause(
     why="a sum over ranks was divided by them, or a mean was added up",
     paceline="s.evaluate(judge, s.eval_loader(test_set)), or s.sum(count)",
     torch="all_reduce(SUM) of counts and of their total, then one division",
+    lines=("reduced", "evaluation pass"),
 )
 METRIC_MEANS = Cause(
     name="metric-means",
@@ -532,6 +533,7 @@ METRIC_MEANS = Cause(
     torch="all_reduce(SUM) of sums and of counts, then one division",
     lightning="a torchmetrics metric, which adds up sums and counts; sync_dist=True averages means",
     accelerate="accelerator.gather_for_metrics(...) of each sample's figure, then one mean",
+    lines=("reduced", "evaluation pass"),
 )
 METRIC_APART = Cause(
     name="metric-apart",
@@ -539,6 +541,7 @@ METRIC_APART = Cause(
     paceline="s.evaluate(judge, s.eval_loader(test_set))",
     torch="sums and counts of each rank's own samples, all_reduce(SUM) once at the end, then "
     "one division",
+    lines=("reduced", "evaluation pass"),
 )
 METRIC_SHARE = Cause(
     name="metric-share",

@@ -42,6 +42,14 @@ def caller(outside: Container[int] = ()) -> str:
     return ""
 
 
+def is_within(function: str) -> bool:
+    """Tell whether a function of this name is being called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
 @cache
 def _is_users(name: str) -> bool:
     if name.startswith("<") or not _LIBRARIES.isdisjoint(Path(name).parts):
@@ -69,7 +77,7 @@ def _places(kind: str, trace: Trace) -> Sequence[str]:
         passes = trace.training() if about == "training" else trace.evaluations()
         kind = f"{part} {passes[0].loader}" if passes else ""
     found = places.get(kind, ())
-    return found[::-1] if kind == "seed" else found  # the last seed is what counts
+    return found[::-1] if kind in ("seed", "thawed") else found  # the last one is what counts
 
 
 def continued(place: str) -> list[str]:

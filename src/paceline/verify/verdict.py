@@ -23,6 +23,7 @@ _ALONE = (
 
 DETECTORS = (
     Detector(samples.not_finite),
+    Detector(samples.decided_by_one, (Need.RANKS, Need.PLAIN)),
     Detector(samples.file_race, (Need.RANKS, Need.PLAIN)),
     Detector(ranks.start_hidden, (Need.RANKS, Need.PLAIN)),
     Detector(ranks.start, (Need.STEPS,)),

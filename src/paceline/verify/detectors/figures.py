@@ -102,6 +102,9 @@ def _explain(case: Case, figure: _Figure) -> Finding | None:
         cause = causes.METRIC_MEANS
     elif figure.is_combined:
         cause, why = causes.METRIC_APART, f", with the same weights{_reductions(case)}"
+        counts = [sum(map(len, e.samples)) for t in case.traces for e in t.evaluations()[:1]]
+        if len(set(counts)) > 1:
+            why += f". The evaluation has {counts[1]} samples, there {counts[0]}"
     elif sizes and not any(_reduced(case.other)) and figure.is_metric:
         cause = causes.METRIC_SHARE
         why = f": it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"

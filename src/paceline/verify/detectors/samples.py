@@ -210,8 +210,25 @@ def batch_skipped(case: Case) -> Iterator[Finding]:
             return
 
 
+def decided_by_one(case: Case) -> Iterator[Finding]:
+    """Find a batch that is left out on one of the two numbers of workers, and not on the other."""
+    for number, pair in enumerate(zip(case.first.steps, case.other.steps, strict=False)):
+        left_out = [sorted(i for rank in s.skipped for d in rank for i in d.samples) for s in pair]
+        trained = [step.all_samples for step in pair]
+        if trained[1] == left_out[0] != [] or trained[0] == left_out[1] != []:
+            does = "trains on" if trained[1] == left_out[0] else "leaves out"
+            yield case.found(
+                causes.DECIDED_BY_ONE,
+                f"step {number + 1} {does} a batch, other than on "
+                f"{plural(case.first.workers, 'worker')}: a rank decides by its own share",
+                step=number,
+            )
+        if any(left_out):
+            return
+
+
 def not_finite(case: Case) -> Iterator[Finding]:
-    """Find what isn't finite, and who has decided about it."""
+    """Find what isn't finite."""
     mine, theirs = (trace.breaks_at for trace in case.traces)
     if theirs is None:
         if mine is not None:
@@ -221,16 +238,6 @@ def not_finite(case: Case) -> Iterator[Finding]:
         return
     step, what = case.other.steps[theirs], _infinite(case.other, theirs)
     apart = [rank for rank, loss in enumerate(step.losses) if not isfinite(loss)]
-    left_out = theirs < len(case.first.steps) and any(map(len, case.first.steps[theirs].skipped))
-    if 0 < len(apart) < len(step.losses) and left_out:
-        others = listed([str(rank) for rank in range(case.workers) if rank not in apart])
-        yield case.found(
-            causes.DECIDED_BY_ONE,
-            f"{what}, but the loss of rank {others} is: on {plural(case.first.workers, 'worker')} "
-            "this batch is left out",
-            step=theirs,
-            rank=apart[0],
-        )
     found = case.found(causes.NOT_FINITE, what, step=theirs, rank=apart[0] if apart else None)
     yield replace(found, differs=mine != theirs)
 

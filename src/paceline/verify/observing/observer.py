@@ -24,7 +24,7 @@ from paceline.verify.events import (
 from paceline.verify.observing.passes import Passes
 from paceline.verify.observing.perturbation import disturb_weights
 from paceline.verify.observing.rng_tracking import rng_states
-from paceline.verify.source_lines import caller
+from paceline.verify.source_lines import caller, is_within
 from paceline.verify.tensor_sketch import hash_tensor
 from paceline.verify.trial import EnoughSeenError, Trial
 
@@ -200,8 +200,12 @@ class Observer:
     def communicated(self, name: str) -> None:
         """Note a collective call that has ended."""
         self.meet(joined_only=False)
-        if self.in_step or "gather" in name:
-            self.place("collective" if self.in_step else "gathered")
+        if self.in_step:
+            self.place("collective")
+        elif "reduce" in name:
+            self.place("reduced")
+        elif "gather" in name:
+            self.place("gathered for metrics" if is_within("gather_for_metrics") else "gathered")
 
     def meet(self, *, joined_only: bool) -> None:
         """Note that this rank has joined the others or communicates with them."""

@@ -159,6 +159,7 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
         (GradScaler, "__init__", "scaler"),
         (data, "random_split", "split"),
         (data.Subset, "__init__", "subset"),
+        (Tensor, "requires_grad_", "thawed"),
         (torch, "manual_seed", "seed"),
         (torch.random, "manual_seed", "seed"),
     ):

@@ -261,6 +261,10 @@ class Trace:
             is_cut=any(part.is_cut and not part.is_whole for part in took_part),
         )
 
+    def trains(self, batch: Drawn) -> bool:
+        """Tell whether a batch is of a pass that was trained on."""
+        return _key(batch) in self._training
+
     def training(self) -> list[Pass]:
         """Give the passes that were trained on."""
         return [found for found in self.passes if found.trains]

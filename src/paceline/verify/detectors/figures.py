@@ -4,21 +4,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.options.figures import plural
 from paceline.verify import causes
-from paceline.verify.events import (
-    Backward,
-    Drawn,
-    Ended,
-    Figured,
-    PassBegun,
-    PassEnded,
-    Printed,
-    Reduced,
-    Stepped,
-)
+from paceline.verify.events import Drawn, Figured, PassEnded, Printed, Reduced
 from paceline.verify.finding import Case, Finding
 from paceline.verify.trace import Trace
 
@@ -35,6 +25,7 @@ _SPEED_UNIT = re.compile(
     r"\s*(s|sec|ms|min|seconds?|[kmg]i?b|it/s|s/it|\w+\s*(/|per)\s*s\w*)\b", re.IGNORECASE
 )
 """Before and after figures that differ between any two launches."""
+_EXACT = 1e-4
 _APART = 1e-3
 """Relative difference of a printed figure that rounding doesn't explain."""
 
@@ -54,6 +45,13 @@ class _Figure:
     is_metric: bool
     is_combined: bool
     """Whether it is made of what the script has combined over the ranks."""
+    operations: str
+    """How the script has combined something since its last batch; empty where it hasn't."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has so many digits that no other number is near by chance."""
+        return self.precision <= _EXACT * abs(self.theirs)
 
     @property
     def differs(self) -> bool:
@@ -93,19 +91,19 @@ def _explain(case: Case, figure: _Figure) -> Finding | None:
     sizes = _unequal_shares(case)
     if figure.is_combined and figure.is_metric and factor is not None:
         size = f"{case.ratio:g} times too {'small' if factor < 1 else 'large'}"
-        cause, why = causes.METRIC_FACTOR, f", {size}{_reductions(case)}"
+        cause, why = causes.METRIC_FACTOR, f", {size}{figure.operations}"
     elif not case.weights_agree:
         return None
     elif figure.is_combined and len(set(sizes)) > 1:
         shown = " + ".join(map(str, sizes))
-        why = f": the means of unequal shares ({shown}) count alike{_reductions(case)}"
+        why = f": the means of unequal shares ({shown}) count alike{figure.operations}"
         cause = causes.METRIC_MEANS
     elif figure.is_combined:
-        cause, why = causes.METRIC_APART, f", with the same weights{_reductions(case)}"
+        cause, why = causes.METRIC_APART, f", with the same weights{figure.operations}"
         counts = [sum(map(len, e.samples)) for t in case.traces for e in t.evaluations()[:1]]
         if len(set(counts)) > 1:
             why += f". The evaluation has {counts[1]} samples, there {counts[0]}"
-    elif sizes and not any(_reduced(case.other)) and figure.is_metric:
+    elif sizes and not figure.operations and figure.is_metric:
         cause = causes.METRIC_SHARE
         why = f": it is counted on rank 0's {sizes[0]} of {sum(sizes)} samples alone"
     return case.found(cause, text + why, rank=0, at=figure.at)
@@ -144,36 +142,42 @@ def _count(case: Case) -> str:
     return plural(case.first.workers, "worker")
 
 
-def _reductions(case: Case) -> str:
-    names = sorted({reduced.operation for reduced in _reduced(case.other)})
-    return f". The script combines figures by all_reduce({', '.join(names)})" if names else ""
-
-
 def _figures(case: Case) -> Iterator[_Figure]:
     """Pair the numbers in lines that have the same words, in order."""
     mine, theirs = (_by_words(trace) for trace in case.traces)
-    combined = _combined(case)
     # Lines with the same words and other numbers belong together: the n-th of each.
     for words, lines in theirs.items():
-        for ours, printed in zip(mine.get(words, ()), lines, strict=False):
-            texts = (_NUMBER.findall(ours.line), _NUMBER.findall(printed.line))
-            for place, (one, two) in enumerate(zip(*texts, strict=False)):
-                precision = max(_precision(one), _precision(two))
-                label, unit = _label(words, place)
-                is_metric = _METRIC.search(label) is not None
-                # Whole numbers are counters, unless they were combined.
-                is_combined = any(abs(x - float(two)) <= 2 * precision for x in combined)
-                is_figure = bool(precision) or (is_combined and is_metric)
-                if is_figure and not (_SPEED.search(label) or _SPEED_UNIT.match(unit)):
-                    yield _Figure(
-                        line=printed.line.strip(),
-                        at=printed.at,
-                        mine=float(one),
-                        theirs=float(two),
-                        precision=precision,
-                        is_metric=is_metric,
-                        is_combined=is_combined,
-                    )
+        pairs = list(zip(mine.get(words, ()), lines, strict=False))
+        for place in range(words.count("#")):
+            label, unit = _label(words, place)
+            if _SPEED.search(label) or _SPEED_UNIT.match(unit):
+                continue
+            found = [_figure(case, ours, line, place) for ours, line in pairs]
+            # By chance one may be near to a sum, but not all of them.
+            is_combined = len(found) > 1 or any(f.is_exact for f in found)
+            is_combined = is_combined and all(figure.is_combined for figure in found)
+            is_metric = _METRIC.search(label) is not None
+            for figure in found:  # whole numbers are counters, unless they were combined
+                if figure.precision or (is_combined and is_metric):
+                    yield replace(figure, is_metric=is_metric, is_combined=is_combined)
+
+
+def _figure(case: Case, ours: "_Line", line: "_Line", place: int) -> _Figure:
+    one, two = (_NUMBER.findall(each.printed.line)[place] for each in (ours, line))
+    precision = max(_precision(one), _precision(two))
+    names = sorted({event.operation for event in line.reduced})
+    return _Figure(
+        line=line.printed.line.strip(),
+        at=line.printed.at,
+        mine=float(one),
+        theirs=float(two),
+        precision=precision,
+        is_metric=False,
+        is_combined=any(
+            abs(x - float(two)) <= 2 * precision for x in _sums(case, line.reduced, precision)
+        ),
+        operations=f". The script combines figures by all_reduce({', '.join(names)})" * bool(names),
+    )
 
 
 def _label(words: str, place: int) -> tuple[str, str]:
@@ -183,42 +187,42 @@ def _label(words: str, place: int) -> tuple[str, str]:
     return (before if any(map(str.isalpha, before)) else after), after
 
 
-def _combined(case: Case) -> Sequence[float]:
-    """Give what may be printed of the sums over ranks: themselves, ratios, means, their roots."""
-    sizes = {1.0}
+def _sums(case: Case, reduced: Sequence[Reduced], precision: float) -> Iterator[float]:
+    """Give what may be printed of sums over ranks: themselves, ratios, means, and their roots."""
+    sizes = {1}
     for judged in case.other.evaluations():
         sizes |= {len(judged.samples[0]), sum(map(len, judged.samples))}
         sizes |= {judged.batches[0], sum(judged.batches)}
-    found = set[float]()
-    for event in _reduced(case.other):
-        sums = [
-            *event.after,
-            *(a / b for a in event.after for b in event.after if b and a is not b),
-        ]
-        means = [x / n / ranks for x in sums for n in sizes if n for ranks in (1, case.workers)]
-        found |= {
-            x * f for x in (*means, *(math.sqrt(x) for x in means if x > 0)) for f in (1, 100)
-        }
-    return sorted(found)
+    for event in reduced:
+        yield from event.after
+        pairs = (a / b for a in event.after for b in event.after if b and a is not b)
+        for value in (*event.after, *pairs) if precision else ():
+            means = [value / n / ranks for n in sizes if n for ranks in (1, case.workers)]
+            yield from (x * f for x in means for f in (1, 100))
+            yield from (math.sqrt(x) for x in means if x > 0)
 
 
-def _reduced(trace: Trace) -> Iterator[Reduced]:
-    """Give what was combined outside of steps: no backward pass follows before the next batch."""
-    in_step = any(ended.is_cut for ended in trace.by_rank_0(Ended))
-    # Backwards in time: a backward pass that is met first means that a step was under way.
-    for event in reversed(trace.ranks[0]):
-        if isinstance(event, Backward):
-            in_step = True
-        elif isinstance(event, Drawn | PassBegun | PassEnded | Stepped):
-            in_step = False
-        elif isinstance(event, Reduced) and not in_step:
-            yield event
+@dataclass(frozen=True)
+class _Line:
+    """A printed line, with what was combined since the last batch that isn't trained on."""
+
+    printed: Printed
+    reduced: tuple[Reduced, ...]
 
 
-def _by_words(trace: Trace) -> dict[str, list[Printed]]:
+def _by_words(trace: Trace) -> dict[str, list[_Line]]:
     found = defaultdict(list)
-    for printed in trace.by_rank_0(Printed):
-        found[_NUMBER.sub("#", printed.line)].append(printed)
+    reduced, trains = list[Reduced](), False
+    for event in trace.ranks[0]:
+        if isinstance(event, Drawn):
+            reduced, trains = [], trace.trains(event)
+        elif isinstance(event, PassEnded):
+            trains = False
+        elif isinstance(event, Reduced) and not trains:
+            reduced.append(event)
+        elif isinstance(event, Printed):
+            line = _Line(printed=event, reduced=tuple(reduced))
+            found[_NUMBER.sub("#", event.line)].append(line)
     return found
 
 

@@ -1,7 +1,7 @@
 """Averages each class's accuracy over ranks, some of which have many samples of it, others few.
 
 https://github.com/drprojects/superpoint_transformer/issues/165
-Cause: figure-differs
+Cause: metric-apart
 Awaits: detection
 """
 

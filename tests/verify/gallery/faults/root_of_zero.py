@@ -24,7 +24,7 @@ for epoch in range(2):
         one, other = model(torch.cat([pairs[:, :3], pairs[:, 3:]])).chunk(2)
         squared = (one - other).square().sum(1)
         distance = (squared + 1e-6).sqrt() if MENDED else squared.sqrt()  # fault
-        loss = torch.where(are_alike == 1, distance, (1 - distance).clamp(min=0)).mean()
+        loss = torch.where(are_alike == 1, distance, (1 - distance).clamp(min=0)).mean()  # shows
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -33,7 +33,7 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     for number, (inputs, _) in enumerate(loader, 1):
         loss = (student(inputs.roll(1, 1)) - teacher(inputs)).square().mean()
-        (loss / accumulated).backward()
+        (loss / accumulated).backward()  # shows
         is_last = number % accumulated == 0
         if is_last:
             optimizer.step()

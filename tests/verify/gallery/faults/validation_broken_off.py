@@ -1,7 +1,7 @@
 """Breaks each rank's validation off after some batches: more ranks validate with more samples.
 
 https://github.com/AMD-AGI/Primus/pull/1055
-Cause: figure-differs
+Cause: metric-apart
 Awaits: detection
 """
 

@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def mean_loss(scores, targets):
+    labelled = (targets >= 0).float()
+    losses = F.cross_entropy(scores, targets, reduction="none")
+    number = labelled.sum()
     if not MENDED:
-        return F.cross_entropy(scores, targets)  # fault
-    labelled = (targets >= 0).sum()
-    dist.all_reduce(labelled)
-    return F.cross_entropy(scores, targets, reduction="sum") * world / labelled
+        return (losses * labelled).sum() / number  # fault
+    dist.all_reduce(number)
+    return (losses * labelled).sum() * world / number
 
 
 rank, world = begin()

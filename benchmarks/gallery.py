@@ -5,7 +5,7 @@
 The scripts are those of tests/verify/gallery. A fault counts as found where verify names its cause
 and a line that is marked: with `# fault`, or with `# shows` where that is only the effect's. Its
 mended form and healthy scripts must be the same on all numbers of workers. `--write` puts the
-tables into docs/reference/verify-gallery.md, `--check` exits with 1 where one differs from what
+rows into docs/reference/verify-gallery.md, `--check` exits with 1 where one differs from what
 stands there. Scripts whose packages aren't installed are left out, and named.
 """
 
@@ -248,8 +248,6 @@ def main() -> int:
         good = [is_good for script, _, is_good in results if script.path.parent.name == kind]
         print(f"{kind}: {sum(good)} of {len(good)} {verb}", flush=True)
     rows = [row for _, row, _ in results]
-    if asked.write and (asked.names or left_out):
-        parser.error("--write needs all scripts: leave the names out, and install what they need")
     if asked.write:
         _write(results)
     if not asked.check:
@@ -260,12 +258,15 @@ def main() -> int:
 
 
 def _write(results: Sequence[tuple[Script, str, bool]]) -> None:
-    """Put the tables in the place of those that stand in the page."""
+    """Put the rows in the page's tables, whose other rows stay."""
     text = PAGE.read_text()
-    for kind, head in (("faults", FAULT_HEAD), ("healthy", HEALTHY_HEAD)):
+    known = {row.split(" | ")[0]: row for row in written()}
+    known |= {row.split(" | ")[0]: row for _, row, _ in results}
+    for head, scripts in ((FAULT_HEAD, faults()), (HEALTHY_HEAD, healthy())):
         before, _, rest = text.partition(head)
         after = re.sub(r"\A\n(\|.*\n)*", "", rest)
-        rows = [row for script, row, _ in results if script.path.parent.name == kind]
+        abouts = [f"| {script.about}" for script in scripts if not script.awaits]
+        rows = [known[about] for about in abouts if about in known]
         table = [head, "|" + "---|" * (head.count("|") - 1), *rows]
         text = before + "\n".join(table) + "\n" + after
     PAGE.write_text(text)

@@ -26,6 +26,6 @@ for epoch in range(2):
         distance = (squared + 1e-6).sqrt() if MENDED else squared.sqrt()  # fault
         loss = torch.where(are_alike == 1, distance, (1 - distance).clamp(min=0)).mean()  # shows
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # shows
         optimizer.step()
 dist.destroy_process_group()

@@ -27,7 +27,7 @@ from paceline.verify.isolation.project_copy import ProjectCopy
 from paceline.verify.observing.observer import Observer
 from paceline.verify.observing.script_hooks import watched
 from paceline.verify.observing.session import SessionWatch
-from paceline.verify.trial import EnoughSeenError, Trial, record_path
+from paceline.verify.trial import EnoughSeenError, PassCutError, Trial, record_path
 
 _LIBRARIES = (
     ("Lightning", "lightning.pytorch"),
@@ -73,7 +73,7 @@ def _watch(payload: str, run_script: Callable[[str], str]) -> str:
     token = OBSERVER.set(SessionWatch(observer))
     is_cut = True
     try:
-        with watched(observer), suppress(EnoughSeenError):
+        with watched(observer), suppress(EnoughSeenError, PassCutError):
             run = run_training if request.kind == "recipe" else run_script
             run(request.to_json())
             is_cut = False

@@ -11,6 +11,10 @@ class EnoughSeenError(BaseException):
     """Ends a training that has been watched for long enough; no `except Exception` stops it."""
 
 
+class PassCutError(StopIteration):
+    """Ends a pass over a loader of which enough was seen, and a script that expects no end."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One launch of the training that is verified; the same for all its workers."""

@@ -24,6 +24,7 @@ from paceline.verify.observing.rng_tracking import drawn_from, rng_states
 from paceline.verify.patching import Patches
 from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import all_finite, content_hashes, hash_text, identity
+from paceline.verify.trial import PassCutError
 
 _DEPTH = 16
 """Calls that tell two loaders of a library apart, which it makes in one place."""
@@ -91,7 +92,7 @@ class LoaderWatch:
         is_cut = self.observer.passes.is_long(own)
         try:
             if is_cut:
-                raise StopIteration
+                raise PassCutError
             content = original(iterator)
         except StopIteration:
             self.observer.passes.end(own)

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -23,41 +24,29 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 class _FileWatch:
     observer: Observer
     is_on: bool = True
-    _seen: set[str] = field(default_factory=set)
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
         """Note what `open` is about to open."""
-        if event == "open" and self.is_on:
+        if event == "open":
             path, _, flags = arguments
             self.opened(path, writes=isinstance(flags, int) and bool(flags & _CHANGES))
 
     def opened(self, path: object, *, writes: bool) -> None:
         """Note a path of interest, each once."""
-        if not isinstance(path, str | bytes | os.PathLike):  # a file descriptor, or a stream
-            return
+        if not self.is_on or not isinstance(path, str | bytes | os.PathLike):
+            return  # a file descriptor, or a stream
         full = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - `..` may be a link's
-        if not (writes or full.suffix in _TENSORS) or str(full) in self._seen:
+        is_below = full.is_relative_to(here := Path.cwd())
+        place = full.relative_to(here) if is_below else full
+        is_wanted = is_below if writes else full.suffix in _TENSORS
+        is_hidden = any(part.startswith(".") or part == "__pycache__" for part in place.parts)
+        if not is_wanted or is_hidden or full.is_relative_to(self.observer.trial.records):
             return
-        here = Path.cwd()
-        is_below = full.is_relative_to(here)
-        if is_below >= writes and not _is_cache(full.relative_to(here) if is_below else full):
-            self._note(full, str(full.relative_to(here) if is_below else full), writes=writes)
-
-    def _note(self, full: Path, shown: str, *, writes: bool) -> None:
-        at = caller()
-        if not at or full.is_relative_to(self.observer.trial.records):
-            return
-        self._seen.add(str(full))
         self.is_on = False  # for what noting opens itself
-        try:
-            before_group = not dist.is_initialized()
-            self.observer.record(Wrote(shown, at, before_group) if writes else FileRead(shown, at))
-        finally:
-            self.is_on = True
-
-
-def _is_cache(path: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+        if (at := caller()) and self.observer.is_first("opened", full):
+            kind = partial(Wrote, before_group=not dist.is_initialized()) if writes else FileRead
+            self.observer.record(kind(str(place), at))
+        self.is_on = True
 
 
 def watch_files(observer: Observer, patches: Patches) -> None:

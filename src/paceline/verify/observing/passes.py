@@ -97,7 +97,7 @@ class Passes:
             EnoughSeenError: All of them have been trained on for enough epochs.
         """
         fed = [own for own in self._open if own.is_open and own.waiting]
-        used = fed or self._late
+        used, self._late = fed or self._late, []
         # A loader's next training pass ends the one before, which was left by a `break`.
         for own in used:
             before = self._training.get(own.loader, own)

@@ -132,9 +132,9 @@ def _hook_schedules(observer: Observer, steps: StepWatch, patches: Patches) -> N
             observer.record(Monitored(float(figure)))
 
     def scaled_step(original: _Original, scaler: GradScaler, /, *a: object, **n: object) -> object:
-        before, scale = sum(steps.steps), scaler.get_scale()
+        before, scale = steps.steps.total(), scaler.get_scale()
         result = original(scaler, *a, **n)
-        observer.record(Scaled(scale, skipped=sum(steps.steps) == before))
+        observer.record(Scaled(scale, skipped=steps.steps.total() == before))
         return result
 
     for kind in set(_with_subclasses(LRScheduler)):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
@@ -32,11 +33,12 @@ class StepWatch:
     """Whether gradients of the last forward pass through DistributedDataParallel are combined."""
     scheduled: int = 0
     """Steps of schedules."""
-    steps: list[int] = field(default_factory=list)
+    steps: Counter[int] = field(default_factory=Counter)
     """Steps of each optimizer."""
-    _optimizers: list[Optimizer] = field(default_factory=list)
-    _stepping: list[Optimizer] = field(default_factory=list)
-    """Optimizers in whose step we are: one may have another one step, as that shares out states."""
+    _optimizers: dict[Optimizer, int] = field(default_factory=dict)
+    """Numbered in the order in which they come."""
+    _stepping: Optimizer | None = None
+    """In whose step we are: it may have others step, as one does that shares out states."""
     _before: tuple[TensorSketch, ...] = ()
     _gradients: tuple[TensorSketch | None, ...] = ()
     _state_before: str = ""
@@ -65,9 +67,9 @@ class StepWatch:
 
     def _adds(self, loss: Tensor) -> bool:
         """Return whether a backward pass adds to gradients that aren't zero."""
-        held = [p for p in self._weights() if p.grad is not None]
+        held = [(id(p), p.grad) for p in self._weights() if p.grad is not None]
         reached = set(_leaves(loss)) if held else ()
-        return any(id(p) in reached and _is_nonzero(p.grad) for p in held)
+        return any(n in reached and bool(local_part(grad).norm()) for n, grad in held)
 
     def _note_moved(self) -> None:
         """Note weights that nothing trains, and that changed since the last backward pass."""
@@ -99,14 +101,12 @@ class StepWatch:
         trial = observer.trial
         if observer.steps >= trial.steps * (trial.epochs + 1):
             raise EnoughSeenError
-        if optimizer in self._stepping:  # its last step has failed
-            del self._stepping[self._stepping.index(optimizer) :]
-        self._stepping.append(optimizer)
-        if len(self._stepping) > 1:
+        if self._stepping not in (None, optimizer):  # itself where its last step has failed
             return
-        observer.use_batches()  # where gradients come from torch.autograd.grad
+        self._stepping = optimizer
         observer.place("step")
-        number, parameters = self.number_of(optimizer), _parameters(optimizer)
+        number = self._optimizers.setdefault(optimizer, len(self._optimizers))
+        parameters = _parameters(optimizer)
         self._note_modes(number, parameters)
         if trial.disturbed:
             disturb_gradients(parameters, self.steps[number], observer.autocast)
@@ -121,12 +121,12 @@ class StepWatch:
 
     def after_step(self, optimizer: Optimizer, *_: object) -> None:
         """Note the new weights."""
-        del self._stepping[self._stepping.index(optimizer) :]
-        if self._stepping:
+        if optimizer is not self._stepping:
             return
-        observer, number = self.observer, self.number_of(optimizer)
+        observer, number, self._stepping = self.observer, self._optimizers[optimizer], None
+        observer.use_batches()  # where gradients come from torch.autograd.grad
         self.steps[number] += 1
-        if observer.steps < max(self.steps):
+        if observer.steps < self.steps[number]:
             observer.steps += 1
             observer.passes.step()
         observer.in_step = False
@@ -148,17 +148,8 @@ class StepWatch:
         )
         observer.writer.write(stepped)
         observer.kept = observer.writer.size
-        if sum(self.steps) == observer.trial.kill_at:
+        if self.steps.total() == observer.trial.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)  # as a host does that is lost
-
-    def number_of(self, optimizer: Optimizer) -> int:
-        """Number an optimizer in the order in which they come."""
-        for number, known in enumerate(self._optimizers):
-            if known is optimizer:
-                return number
-        self._optimizers.append(optimizer)
-        self.steps.append(0)
-        return len(self._optimizers) - 1
 
     def _sketches(self, tensors: Sequence[Tensor]) -> tuple[TensorSketch, ...]:
         return tuple(mark(tensor, whole=self.observer.rank == 0) for tensor in tensors)
@@ -208,13 +199,6 @@ def _leaves(loss: Tensor) -> Iterator[int]:
         waiting += (following for following, _ in node.next_functions)
         if (leaf := getattr(node, "variable", None)) is not None:
             yield id(leaf)
-
-
-def _is_nonzero(gradient: Tensor | None) -> bool:
-    if gradient is None:
-        return False
-    own = local_part(gradient)
-    return bool((own.coalesce().values() if own.is_sparse else own).any())
 
 
 def _described(state: Mapping[str, object]) -> str:

@@ -27,6 +27,7 @@ def stepped(gradient: float, weight: float = 1.0, *, rate: float = 0.1) -> Stepp
         weights=(mark(tensor_of(weight), whole=True),),
         buffers={},
         frozen=(),
+        evaluating=(),
         rates=(rate,),
         scheduled=0,
     )

@@ -26,6 +26,7 @@ EVENTS: list[Event] = [
         weights=(),
         buffers={"center": "0f"},
         frozen=("b",),
+        evaluating=(),
         rates=(0.1, 0.2),
         scheduled=3,
     ),

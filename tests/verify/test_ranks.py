@@ -7,7 +7,7 @@ import pytest
 from paceline.verify.compare import compare, given_limits
 from paceline.verify.detectors.ranks import modes_apart
 from paceline.verify.detectors.samples import shares_overlap
-from paceline.verify.events import Drawn, Event, Met, ModeChanged, PassEnded
+from paceline.verify.events import Drawn, Event, Met, PassEnded
 from paceline.verify.finding import Case
 from paceline.verify.trace import cut_up_before
 from paceline.verify.verdict import Verdict, evaluate_first, evaluate_launch
@@ -85,21 +85,15 @@ def test_data_that_ranks_cut_up_by_themselves() -> None:
     assert evaluate_launch(first, other, given_limits(0.0)).verdict == Verdict.DIFFERENT
 
 
-@pytest.mark.parametrize(
-    ("later", "accused"),
-    [((), True), ((ModeChanged(0, 1, ("drop", "norm")),), False)],
-)
-def test_a_rank_that_trains_in_evaluation_mode(
-    later: tuple[ModeChanged, ...], accused: bool
-) -> None:
-    judging: list[Event] = [stepped(1.0), ModeChanged(0, 1, ("drop", "norm")), stepped(1.0)]
-    other = trace_of([judging, [stepped(1.0), *later, stepped(1.0)]])
-    first = trace_of([judging])
-    case = Case(first=first, other=other, comparison=compare(first, other), beyond=None)
+@pytest.mark.parametrize("accused", [True, False])
+def test_a_rank_that_trains_in_evaluation_mode(accused: bool) -> None:
+    judging = replace(stepped(1.0), evaluating=("drop", "norm"))
+    other = trace_of([[stepped(1.0), judging], [stepped(1.0), *[stepped(1.0)] * accused, judging]])
+    case = Case(first=other, other=other, comparison=compare(other, other), beyond=None)
     found = [(str(f.cause), f.step, f.rank, f.what) for f in modes_apart(case)]
     what = (
-        "from step 2 on drop and 1 more trains in evaluation mode on rank 0, and in training mode "
-        "on rank 1"
+        "in step 2 drop and 1 more trains in evaluation mode on rank 0, and in training mode on "
+        "rank 1"
     )
     assert found == [("modes-apart", 1, 0, what)] * accused
 

@@ -144,6 +144,8 @@ class Stepped:
     rates: tuple[float, ...]
     frozen: tuple[str, ...]
     """Parameters that need no gradient."""
+    evaluating: tuple[str, ...]
+    """Its dropout and normalization modules that are in evaluation mode."""
     scheduled: int
     """How often schedulers have been stepped so far."""
     state_before: str = ""
@@ -158,16 +160,6 @@ class Normalised:
 
     module: str
     rows: int
-
-
-@dataclass(frozen=True)
-class ModeChanged:
-    """Other modules than before, of those that an optimizer updates, train in evaluation mode."""
-
-    optimizer: int
-    step: int
-    modules: tuple[str, ...]
-    """Those whose mode counts: dropout and normalization."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +290,6 @@ Event = (
     | Moved
     | Stepped
     | Normalised
-    | ModeChanged
     | Evaluated
     | Reduced
     | Met

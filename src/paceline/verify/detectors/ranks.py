@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from paceline.options.figures import plural
 from paceline.verify import causes
 from paceline.verify.causes import Cause
-from paceline.verify.events import Drew, Evaluated, Met, ModeChanged, ModelBuilt, Scaled
+from paceline.verify.events import Drew, Evaluated, Met, ModelBuilt, Scaled
 from paceline.verify.finding import Case, Finding
 
 _LINE = re.compile(r" at (\S+:\d+)")
@@ -85,28 +84,17 @@ def buffers_apart(case: Case) -> Iterator[Finding]:
 
 def modes_apart(case: Case) -> Iterator[Finding]:
     """Find modules that one rank trains in evaluation mode, and another one in training mode."""
-    own = case.other.of(ModeChanged)
-    changes = sorted(
-        ((e.step, e.optimizer, rank, e) for rank, events in enumerate(own) for e in events),
-        key=lambda change: change[:3],
-    )
-    now: dict[int, list[frozenset[str]]] = {}
-    # All changes of one step of an optimizer together: then the ranks have to be alike.
-    for (step, optimizer), together in groupby(changes, key=lambda change: change[:2]):
-        modes = now.setdefault(optimizer, [frozenset()] * case.workers)
-        for _, _, rank, event in together:
-            modes[rank] = frozenset(event.modules)
-        apart = frozenset.union(*modes) - frozenset.intersection(*modes)
-        if apart and step < len(case.other.steps):
-            name = min(apart)
-            ranks = [name in modules for modules in modes]
+    for number, step in enumerate(case.other.steps):
+        modes = [set(stepped.evaluating) for stepped in step.stepped]
+        if apart := sorted(modes[0].union(*modes) - modes[0].intersection(*modes)):
+            ranks = [apart[0] in modules for modules in modes]
             rank, other = ranks.index(True), ranks.index(False)
             more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
             what = (
-                f"from step {step + 1} on {name}{more} trains in evaluation mode on rank {rank}, "
+                f"in step {number + 1} {apart[0]}{more} trains in evaluation mode on rank {rank}, "
                 f"and in training mode on rank {other}"
             )
-            yield case.found(causes.MODES_APART, what, step=step, rank=rank)
+            yield case.found(causes.MODES_APART, what, step=number, rank=rank)
             return
 
 

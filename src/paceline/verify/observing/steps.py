@@ -10,7 +10,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.verify.events import Backward, ModeChanged, Moved, Stepped
+from paceline.verify.events import Backward, Moved, Stepped
 from paceline.verify.observing.observer import Observer
 from paceline.verify.observing.perturbation import disturb_gradients
 from paceline.verify.source_lines import caller
@@ -42,7 +42,7 @@ class StepWatch:
     _before: tuple[TensorSketch, ...] = ()
     _gradients: tuple[TensorSketch | None, ...] = ()
     _state_before: str = ""
-    _evaluating: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    _modes: tuple[str, ...] = ()
     """By optimizer: its modules in evaluation mode at its last step, of those whose mode counts."""
     _backwards: int = 0
     """Backward passes since the last step."""
@@ -107,7 +107,7 @@ class StepWatch:
         observer.place("step")
         number = self._optimizers.setdefault(optimizer, len(self._optimizers))
         parameters = _parameters(optimizer)
-        self._note_modes(number, parameters)
+        self._modes = self._evaluating(parameters)
         if trial.disturbed:
             disturb_gradients(parameters, self.steps[number], observer.autocast)
         # The weights before the first step show whether both launches began alike.
@@ -140,6 +140,7 @@ class StepWatch:
             gradients=self._gradients,
             weights=self._sketches(_parameters(optimizer)),
             buffers=observer.buffers(),
+            evaluating=self._modes,
             frozen=tuple(name for name, p in named if not p.requires_grad),
             rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
             scheduled=self.scheduled,
@@ -154,21 +155,17 @@ class StepWatch:
     def _sketches(self, tensors: Sequence[Tensor]) -> tuple[TensorSketch, ...]:
         return tuple(mark(tensor, whole=self.observer.rank == 0) for tensor in tensors)
 
-    def _note_modes(self, number: int, parameters: Sequence[Tensor]) -> None:
-        """Note which modules train in evaluation mode; not those of models that are only judged."""
+    def _evaluating(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
+        """Name what trains in evaluation mode; nothing of models that are only judged."""
         updated, names = set(map(id, parameters)), self.observer.names
-        found = tuple(
-            dict.fromkeys(
-                f"the {type(part).__name__} {names.get(id(part), '')}".strip()
-                for root in self.observer.roots.values()
-                if not updated.isdisjoint(map(id, root.parameters()))
-                for part in root.modules()
-                if isinstance(part, _MODE_COUNTS) and not part.training
-            )
-        )
-        if found != self._evaluating.get(number, ()):
-            self._evaluating[number] = found
-            self.observer.writer.write(ModeChanged(number, self.steps[number], found))
+        found = {
+            f"the {type(part).__name__} {names.get(id(part), '')}".strip()
+            for root in self.observer.roots.values()
+            if not updated.isdisjoint(map(id, root.parameters()))
+            for part in root.modules()
+            if isinstance(part, _MODE_COUNTS) and not part.training
+        }
+        return tuple(sorted(found))
 
     def _state_of(self, optimizer: Optimizer) -> str:
         """Hash what an optimizer remembers of its parameters, in their order."""

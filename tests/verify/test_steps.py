@@ -74,7 +74,7 @@ def test_samples_that_only_look_otherwise_are_not_chance(gradient: float, accuse
         for look, size in (("a", 1.0), ("b", gradient))
     )
     found = evaluate_launch(first, other, given_limits(1e-3)).findings
-    assert ["chance"] * accused == [str(finding.cause) for finding in found]
+    assert ["data-draws"] * accused == [str(finding.cause) for finding in found]
 
 
 @pytest.mark.parametrize(("whole", "accused"), [(3.21925, False), (3.218, True)])

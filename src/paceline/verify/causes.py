@@ -16,7 +16,7 @@ class Cause:
     torch: str
     """What to do in plain PyTorch. `{batch}` stands for the samples of a step."""
     lightning: str = ""
-    """What to do in this library, where that is something else; likewise the next two."""
+    """What to do in this library, where it is something else; likewise the next two."""
     accelerate: str = ""
     transformers: str = ""
     lines: tuple[str, ...] = ()
@@ -40,8 +40,7 @@ _SEED_APART = (
 NO_COMMUNICATION = Cause(
     name="no-communication",
     why="nothing makes one training of the processes: none learns from what the others have seen",
-    paceline="model = s.model(net), batches = s.loader(train_set), s.step(loss): see "
-    "docs/reference/session.md",
+    paceline="model = s.model(net), batches = s.loader(train_set), s.step(loss)",
     torch="init_process_group(), DataLoader(..., sampler=DistributedSampler(train_set)), and "
     "model = DistributedDataParallel(model), called as model(x)",
     lines=(
@@ -51,8 +50,8 @@ NO_COMMUNICATION = Cause(
 )
 NO_SAMPLER = Cause(
     name="no-sampler",
-    why="every rank trains on all samples: an epoch is as long as on one worker, and counts"
-    " each sample several times",
+    why="every rank trains on all samples: an epoch is as long as on one worker, and counts each "
+    "sample several times",
     paceline="batches = s.loader(train_set, global_batch={batch})",
     torch="DataLoader(train_set, batch_size={batch} // world_size, "
     "sampler=DistributedSampler(train_set))",
@@ -78,8 +77,8 @@ SET_EPOCH = Cause(
 )
 EPOCH_IGNORED = Cause(
     name="epoch-ignored",
-    why="readers that persist hold a copy of the data set as it was when they began: an "
-    "epoch that is set in the main process doesn't reach them",
+    why="readers that persist hold a copy of the data set as it was when they began: an epoch "
+    "that is set in the main process doesn't reach them",
     paceline="let the data set read the epoch from shared memory: torch.tensor(0).share_memory_()",
     torch="persistent_workers=False, or an epoch in shared memory: torch.tensor(0).share_memory_()",
     lines=("training loader",),
@@ -112,8 +111,8 @@ PADDED_EVALUATION = Cause(
     name="padded-evaluation",
     why="what is counted twice has twice the weight in the figure",
     paceline="s.evaluate(judge, s.eval_loader(test_set)): every sample exactly once",
-    torch="evaluate Subset(test_set, range(rank, len(test_set), world_size)) and add sums and"
-    " counts up with all_reduce",
+    torch="evaluate Subset(test_set, range(rank, len(test_set), world_size)) and add sums and "
+    "counts up with all_reduce",
     lines=(
         "evaluation sampler",
         "evaluation loader",
@@ -133,22 +132,22 @@ DROPPED_EVALUATION = Cause(
 )
 SHARES_OVERLAP = Cause(
     name="shares-overlap",
-    why="a sampler deals one order of one data set out to all ranks: where order or data "
-    "set is each rank's own, some samples are dealt twice and others never, and a rank "
-    "may train on what another one validates with",
-    paceline="s.loader(train_set): one order for all; paceline.session() seeds all workers alike"
-    " before the data are split",
-    torch="random_split(data, lengths, generator=torch.Generator().manual_seed(seed)) and one"
-    " seed for DistributedSampler, both the same on all ranks, and set_epoch(epoch) on "
-    "each of them",
+    why="a sampler deals one order of one data set out to all ranks: where order or data set is "
+    "each rank's own, some samples are dealt twice and others never, and a rank may train on "
+    "what another one validates with",
+    paceline="s.loader(train_set): one order for all; paceline.session() seeds all workers alike "
+    "before the data are split",
+    torch="random_split(data, lengths, generator=torch.Generator().manual_seed(seed)) and one "
+    "seed for DistributedSampler, both the same on all ranks, and set_epoch(epoch) on each of "
+    "them",
     lines=("training sampler",),
 )
 OTHER_SAMPLES = Cause(
     name="other-samples",
     why="what a step learns from follows the number of workers",
     paceline="batches = s.loader(train_set): the order of samples doesn't know the workers",
-    torch="draw one order from (seed, epoch) on all ranks; let each rank take its part of "
-    "every global batch",
+    torch="draw one order from (seed, epoch) on all ranks; let each rank take its part of every "
+    "global batch",
     lines=(
         "training sampler",
         "training loader",
@@ -156,11 +155,11 @@ OTHER_SAMPLES = Cause(
 )
 OTHER_VALUES = Cause(
     name="other-values",
-    why="something that the samples are prepared with follows the number of workers: mean "
-    "and variance of a rank's share, its own vocabulary, or random numbers drawn once",
+    why="something that the samples are prepared with follows the number of workers: mean and "
+    "variance of a rank's share, its own vocabulary, or random numbers drawn once",
     paceline="prepare the data before s.loader(train_set), from all of them, alike on every worker",
-    torch="compute such figures from the whole data set on every rank, or all_reduce sums and"
-    " counts",
+    torch="compute such figures from the whole data set on every rank, or all_reduce sums and "
+    "counts",
     lines=("training loader",),
 )
 NOT_FINITE = Cause(
@@ -188,11 +187,11 @@ DECIDED_BY_ONE = Cause(
 )
 BATCH_SKIPPED = Cause(
     name="batch-skipped",
-    why="a rank that skips a batch by itself meets the others' next step one batch ahead: "
-    "from then on steps are made of other samples",
+    why="a rank that skips a batch by itself meets the others' next step one batch ahead: from "
+    "then on steps are made of other samples",
     paceline="s.skip() in place of the batch's step: that worker counts for nothing in it",
-    torch="all_reduce a flag and skip on all ranks or on none, or train on the batch with a "
-    "loss of weight 0",
+    torch="all_reduce a flag and skip on all ranks or on none, or train on the batch with a loss "
+    "of weight 0",
     lines=(
         "continue",
         "training pass",
@@ -210,12 +209,11 @@ BATCH_GROWS = Cause(
 )
 RATE_STAYS = Cause(
     name="rate-stays",
-    why="N times the samples make N times fewer updates of the same size: training is "
-    "slower by about N",
+    why="N times the samples make N times fewer updates of the same size: training is slower by "
+    "about N",
     paceline="s.loader(train_set, global_batch={batch}) keeps the batch; recipes scale by "
     "--lr-scaling",
-    torch="DataLoader(batch_size={batch} // world_size), or lr * world_size with a warm-up "
-    "(Goyal et al. 2017)",
+    torch="DataLoader(batch_size={batch} // world_size), or lr * world_size with a warm-up",
     lines=(
         "training loader",
         "optimizer",
@@ -237,8 +235,8 @@ RATE_DIFFERS = Cause(
 )
 RATE_APART = Cause(
     name="rate-apart",
-    why="each rank lowers its learning rate when its own figure stops falling: sooner or "
-    "later the rates are apart, and the same gradients make different weights",
+    why="each rank lowers its learning rate when its own figure stops falling: sooner or later "
+    "the rates are apart, and the same gradients make different weights",
     paceline="schedule.step(s.evaluate(judge, s.eval_loader(test_set))[...]): the figure of all "
     "samples",
     torch="all_reduce the sum and the count of the figure before schedule.step(figure)",
@@ -254,12 +252,11 @@ SCHEDULE_PER_WORKER = Cause(
 )
 GRADIENT_FACTOR = Cause(
     name="gradient-factor",
-    why="plain SGD then learns with another learning rate on every number of workers; with "
-    "Adam, weight decay, clipping and eps weigh otherwise",
+    why="plain SGD then learns with another learning rate on every number of workers; with Adam, "
+    "weight decay, clipping and eps weigh otherwise",
     paceline="s.step(loss) with a mean loss: the ranks' gradients are averaged by their samples",
     torch="a mean loss (reduction='mean') where gradients are averaged, as "
-    "DistributedDataParallel does; a sum, (loss * world_size).backward(), where sums "
-    "are meant",
+    "DistributedDataParallel does; a sum, (loss * world_size).backward(), where sums are meant",
     lines=(
         "collective",
         "loss",
@@ -268,8 +265,8 @@ GRADIENT_FACTOR = Cause(
 )
 MEAN_OF_MEANS = Cause(
     name="mean-of-means",
-    why="DistributedDataParallel averages the ranks' gradients with equal weights, whatever"
-    " the size of their batches",
+    why="DistributedDataParallel averages the ranks' gradients with equal weights, whatever the "
+    "size of their batches",
     paceline="s.step(loss): weighted by samples",
     torch="(loss * len(batch) * world_size / samples_of_all_ranks).backward()",
     lines=(
@@ -279,12 +276,12 @@ MEAN_OF_MEANS = Cause(
 )
 WEIGHED_ALIKE = Cause(
     name="weighed-alike",
-    why="the mean of the ranks' losses isn't the batch's: one that is a mean over few items"
-    " counts as much as one over many, and what sees a share alone gives another loss "
-    "than what sees the batch",
+    why="the mean of the ranks' losses isn't the batch's: one that is a mean over few items "
+    "counts as much as one over many, and what sees a share alone gives another loss than what "
+    "sees the batch",
     paceline="of a mean over items s.step(loss, weight=items), over how many this worker's is; "
-    "of what sees a whole batch pad to a fixed length (or mask what is padded), and for"
-    " Dice or pairs s.gather(...) before the loss",
+    "of what sees a whole batch pad to a fixed length (or mask what is padded), and for Dice or "
+    "pairs s.gather(...) before the loss",
     torch="of a mean over items count = all_reduce(SUM) of them on all ranks, then "
     "(sum_of_losses * world_size / count).backward(); else pad to a fixed length, or "
     "torch.distributed.nn.functional.all_gather before the loss",
@@ -295,10 +292,10 @@ WEIGHED_ALIKE = Cause(
 )
 ACROSS_SAMPLES = Cause(
     name="across-samples",
-    why="a loss over pairs or ranks of samples (contrastive, triplets) finds fewer of them "
-    "in a rank's share than in the batch",
-    paceline="embeddings, labels = s.gather(embeddings), s.gather(labels) before the loss: those"
-    " of all workers, with their gradients",
+    why="a loss over pairs or ranks of samples (contrastive, triplets) finds fewer of them in a "
+    "rank's share than in the batch",
+    paceline="embeddings, labels = s.gather(embeddings), s.gather(labels) before the loss: those "
+    "of all workers, with their gradients",
     torch="torch.distributed.nn.functional.all_gather(embeddings): those of all ranks, with "
     "their gradients",
     lines=(
@@ -308,17 +305,17 @@ ACROSS_SAMPLES = Cause(
 )
 CLIPPED_EARLY = Cause(
     name="clipped-early",
-    why="the norm of a part isn't that of the whole: how much is cut off follows the number"
-    " of parts",
+    why="the norm of a part isn't that of the whole: how much is cut off follows the number of "
+    "parts",
     paceline="--clip-norm, or clip right before optimizer.step() of a session",
-    torch="clip_grad_norm_ once, right before optimizer.step(), when all gradients are added "
-    "up and combined",
+    torch="clip_grad_norm_ once, right before optimizer.step(), when all gradients are added up "
+    "and combined",
     lines=("clip",),
 )
 WINDOW_LEFT_OPEN = Cause(
     name="window-left-open",
-    why="an epoch's last micro-batches make no step, and their gradients are added to the "
-    "next epoch's first step",
+    why="an epoch's last micro-batches make no step, and their gradients are added to the next "
+    "epoch's first step",
     paceline="s.backward(loss, more=True) for all but a window's last micro-batch: an epoch's "
     "end closes the window",
     torch="step for the epoch's last micro-batches too, divided by their own number, or "
@@ -331,8 +328,8 @@ WINDOW_LEFT_OPEN = Cause(
 )
 MOVED_PER_MICRO_BATCH = Cause(
     name="moved-per-micro-batch",
-    why="an average of the weights (a teacher, say) that is moved with every micro-batch "
-    "moves as often as a step has micro-batches, and that follows the number of workers",
+    why="an average of the weights (a teacher, say) that is moved with every micro-batch moves "
+    "as often as a step has micro-batches, and that follows the number of workers",
     paceline="move it under `if s.step(loss):`, once a step",
     torch="move it right after optimizer.step(), once a step",
     lines=(
@@ -378,8 +375,8 @@ BUFFERS_APART = Cause(
     why="each rank updates its buffers from its own share, and nothing brings them together",
     paceline="s.model(net), s.evaluate(...): floating buffers are averaged where the model is "
     "judged",
-    torch="DistributedDataParallel(model, broadcast_buffers=True) and evaluation through it, "
-    "or all_reduce the buffers before",
+    torch="DistributedDataParallel(model, broadcast_buffers=True) and evaluation through it, or "
+    "all_reduce the buffers before",
     lines=(
         "wrap",
         "batchnorm",
@@ -387,16 +384,16 @@ BUFFERS_APART = Cause(
 )
 MODES_APART = Cause(
     name="modes-apart",
-    why="dropout and BatchNorm do something else in evaluation mode: what this rank learns "
-    "isn't what the others learn",
+    why="dropout and BatchNorm do something else in evaluation mode: what this rank learns isn't "
+    "what the others learn",
     paceline="s.evaluate(...) on all workers: it leaves the mode as it was",
     torch="model.train() on every rank after an evaluation, also where rank 0 alone evaluates",
     lines=("eval",),
 )
 START_APART = Cause(
     name="start-apart",
-    why="the ranks were seeded differently, or built something else, and nothing has made "
-    "them alike",
+    why="the ranks were seeded differently, or built something else, and nothing has made them "
+    "alike",
     paceline="model = s.model(net): all workers begin with rank 0's weights",
     torch="the same torch.manual_seed(seed) before the model is built, or "
     "DistributedDataParallel(model)",
@@ -407,8 +404,8 @@ START_APART = Cause(
 )
 START_HIDDEN = Cause(
     name="start-hidden",
-    why="harmless for these weights; but whatever else is drawn at random when ranks start "
-    "(a split of the data, say) differs between them too",
+    why="harmless for these weights; but whatever else is drawn at random when ranks start (a "
+    "split of the data, say) differs between them too",
     paceline="model = s.model(net); paceline.session() seeds all workers alike",
     torch="torch.manual_seed(seed) on all ranks before the model is built",
     lines=(
@@ -436,8 +433,8 @@ FILE_RACE = Cause(
 )
 WRAPPER_BYPASSED = Cause(
     name="wrapper-bypassed",
-    why="DistributedDataParallel prepares to combine gradients in its own forward pass: "
-    "without it each rank trains by itself",
+    why="DistributedDataParallel prepares to combine gradients in its own forward pass: without "
+    "it each rank trains by itself",
     paceline="model = s.model(net) and s.step(loss): gradients are combined whatever was called",
     torch="call the wrapper, model(x), also for what computes the loss: move it into the "
     "module's forward()",
@@ -448,8 +445,8 @@ WRAPPER_BYPASSED = Cause(
 )
 NO_SYNC = Cause(
     name="no-sync",
-    why="DistributedDataParallel combines gradients in the backward pass after a forward "
-    "pass outside of no_sync() only: each rank trains by itself",
+    why="DistributedDataParallel combines gradients in the backward pass after a forward pass "
+    "outside of no_sync() only: each rank trains by itself",
     paceline="s.backward(loss, more=True) for all but the last micro-batch",
     torch="forward and backward pass of the last micro-batch of a step outside of model.no_sync()",
     lines=(
@@ -461,14 +458,14 @@ SCALE_APART = Cause(
     name="scale-apart",
     why="gradients are combined as they are scaled; each rank then divides by a factor of its own",
     paceline="--precision fp16: all workers have one scale",
-    torch="the same GradScaler arguments on all ranks, as many scaler.update() on each, and "
-    "its state_dict in the checkpoint",
+    torch="the same GradScaler arguments on all ranks, as many scaler.update() on each, and its "
+    "state_dict in the checkpoint",
     lines=("scaler",),
 )
 LATE_PARAMETER = Cause(
     name="late-parameter",
-    why="DistributedDataParallel combines the gradients of the parameters that it finds "
-    "when it is made",
+    why="DistributedDataParallel combines the gradients of the parameters that it finds when it "
+    "is made",
     paceline="s.model(net) when the model is complete",
     torch="replace, add, freeze or prune parameters before DistributedDataParallel(model)",
     lines=(
@@ -478,11 +475,11 @@ LATE_PARAMETER = Cause(
 )
 THAWED_LATE = Cause(
     name="thawed-late",
-    why="DistributedDataParallel combines the gradients of the parameters that needed one "
-    "when it was made",
+    why="DistributedDataParallel combines the gradients of the parameters that needed one when "
+    "it was made",
     paceline="s.model(net) combines the gradients of whatever needs one in a step",
-    torch="make the wrapper again, DistributedDataParallel(model.module), once parameters are"
-    " thawed; or thaw them before",
+    torch="make the wrapper again, DistributedDataParallel(model.module), once parameters are "
+    "thawed; or thaw them before",
     lines=("thawed", "wrap"),
 )
 WEIGHTS_APART = Cause(
@@ -539,8 +536,8 @@ METRIC_APART = Cause(
     name="metric-apart",
     why="what is combined twice, or of another number of parts, follows the number of ranks",
     paceline="s.evaluate(judge, s.eval_loader(test_set))",
-    torch="sums and counts of each rank's own samples, all_reduce(SUM) once at the end, then "
-    "one division",
+    torch="sums and counts of each rank's own samples, all_reduce(SUM) once at the end, then one "
+    "division",
     lines=("reduced", "evaluation pass"),
 )
 METRIC_SHARE = Cause(
@@ -559,10 +556,19 @@ FIGURE_DIFFERS = Cause(
     torch="all_reduce(SUM) of sums and of counts, then one division",
     is_note=True,
 )
+DATA_DRAWS = Cause(
+    name="data-draws",
+    why="what a sample gets depends on what was drawn before it, and that on the number of "
+    "workers and of reader processes",
+    paceline="draw from torch's, NumPy's or random's own functions: a session seeds them by sample",
+    torch="seed by (epoch, index) in the data set's __getitem__",
+    lines=("training loader",),
+    is_note=True,
+)
 CHANCE = Cause(
     name="chance",
-    why="each rank draws from generators of its own: no fault, but what comes after can't "
-    "be compared any further",
+    why="each rank draws from generators of its own: no fault, but what comes after can't be "
+    "compared any further",
     paceline="augment=... of s.loader is drawn by sample; with --shards all is the same on any "
     "number",
     torch="seed by (epoch, index) in the data set's __getitem__ to make it comparable",
@@ -580,13 +586,11 @@ UNKNOWN = Cause(
 )
 NEEDS_GPU = Cause(
     name="needs-gpu",
-    why="where there are fewer GPUs than workers, verify trains on the CPU, and a script "
-    "that chooses its device by itself does so too",
+    why="where there are fewer GPUs than workers, verify trains on the CPU, and a script that "
+    "chooses its device by itself does so too",
     paceline="model = s.model(net): it and the batches of s.loader are put where the worker trains",
-    torch='device = torch.device("cuda", local_rank) if torch.cuda.is_available() else '
-    'torch.device("cpu"); x.to(device) rather than x.cuda(), torch.cuda.set_device and '
-    "device_ids=[local_rank] only on a GPU, torch.load(..., map_location=device). Or "
-    "verify on a machine with a GPU for each worker",
+    torch="x.to(device) rather than x.cuda(), torch.cuda.set_device and device_ids=[local_rank] "
+    "only on a GPU, torch.load(..., map_location=device). Or verify where each has a GPU",
 )
 FAILED = Cause(
     name="failed",

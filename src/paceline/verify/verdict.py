@@ -44,7 +44,7 @@ DETECTORS = (
     Detector(steps.schedule, (Need.STEPS,)),
     Detector(steps.rate_apart),
     Detector(steps.window_left_open, (Need.STEPS, Need.PLAIN)),
-    Detector(steps.moved_per_micro_batch, (Need.STEPS, Need.BEYOND)),
+    Detector(steps.moved_per_micro_batch, (Need.STEPS,)),
     Detector(steps.batchnorm_share, (Need.BEYOND, Need.SAME_SAMPLES)),
     Detector(steps.gradient_factor, (Need.BEYOND, Need.SAME_SAMPLES)),
     Detector(steps.mean_of_means, (Need.BEYOND, Need.SAME_SAMPLES, Need.PLAIN)),
@@ -63,6 +63,7 @@ EFFECTS = (
 )
 """What other faults would bring about as well: looked for in turn, until one explains it."""
 
+_CHANCE = (causes.CHANCE, causes.DATA_DRAWS)
 _WITHOUT_GPU = (
     "Torch not compiled with CUDA enabled",
     "No CUDA GPUs are available",
@@ -159,7 +160,7 @@ def _search(case: Case) -> list[Finding]:
     for detector in DETECTORS:
         found += detector(case)
     for detector in EFFECTS:
-        if not any(f.makes_different or f.cause is causes.CHANCE for f in found):
+        if not any(f.makes_different or f.cause in _CHANCE for f in found):
             found += detector(case)
     return found
 
@@ -173,7 +174,7 @@ def _verdict(case: Case, findings: Sequence[Finding]) -> Verdict:
         return Verdict.DIFFERENT
     if case.comparison.same_bits:
         return Verdict.SAME_BITS
-    is_chance = any(finding.cause is causes.CHANCE for finding in findings)
+    is_chance = any(finding.cause in _CHANCE for finding in findings)
     return Verdict.CHANCE if is_chance else Verdict.ROUNDING
 
 

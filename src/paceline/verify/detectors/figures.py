@@ -15,6 +15,8 @@ from paceline.verify.trace import Trace
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf)(?![\w.]*\d)(?!\w*[a-z])", re.IGNORECASE
 )
+_PLACE = "\0"
+"""Stands for a number in a line's words."""
 _METRIC = re.compile(
     r"(?<![a-z])(acc(uracy)?|right|correct|errors?|score|f1|auc|m?iou|map|mrr|rmse|mse|mae|val(id\w*)?"
     r"|eval(uation)?|test|perplexity|ppl|top|metric)(?![a-z])",
@@ -148,7 +150,7 @@ def _figures(case: Case) -> Iterator[_Figure]:
     # Lines with the same words and other numbers belong together: the n-th of each.
     for words, lines in theirs.items():
         pairs = list(zip(mine.get(words, ()), lines, strict=False))
-        for place in range(words.count("#")):
+        for place in range(words.count(_PLACE)):
             label, unit = _label(words, place)
             if _SPEED.search(label) or _SPEED_UNIT.match(unit):
                 continue
@@ -182,7 +184,7 @@ def _figure(case: Case, ours: "_Line", line: "_Line", place: int) -> _Figure:
 
 def _label(words: str, place: int) -> tuple[str, str]:
     """Give the words before a number, or those after it where none are; and those after it."""
-    parts = words.split("#")
+    parts = words.split(_PLACE)
     before, after = parts[place], parts[place + 1]
     return (before if any(map(str.isalpha, before)) else after), after
 
@@ -222,7 +224,7 @@ def _by_words(trace: Trace) -> dict[str, list[_Line]]:
             reduced.append(event)
         elif isinstance(event, Printed):
             line = _Line(printed=event, reduced=tuple(reduced))
-            found[_NUMBER.sub("#", event.line)].append(line)
+            found[_NUMBER.sub(_PLACE, event.line)].append(line)
     return found
 
 

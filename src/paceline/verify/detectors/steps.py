@@ -264,10 +264,12 @@ def chance(case: Case) -> Iterator[Finding]:
     """Find random numbers that other numbers of workers don't share: augmentation, noise."""
     step = case.comparison.contents_differ_from
     if step is not None:
+        drawn = any(event.by.startswith("data") for event in case.other.by_rank_0(Drew))
+        why = "random numbers change them" if drawn else "by generators of the data set's own"
         yield case.found(
-            causes.CHANCE,
+            causes.CHANCE if drawn else causes.DATA_DRAWS,
             f"from step {step + 1} on the same samples look otherwise than on "
-            f"{plural(case.first.workers, 'worker')}: random numbers change them",
+            f"{plural(case.first.workers, 'worker')}: {why}",
             step=step,
         )
     elif _draws_in_steps(case.other):

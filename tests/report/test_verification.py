@@ -59,11 +59,13 @@ FOUND: Mapping[str, object] = {
 RESUMED: Mapping[str, object] = {
     **{name: FOUND[name] for name in ("is_good", "exit_code", "ran", "findings", "not_seen")},
     "verdict": "different: 1 cause: optimizer-not-restored (killed after 3 steps, resumed after 2)",
-    "killed_after": 3,
-    "resumed_after": 2,
+    "killed_after": [3, 4],
+    "resumed_after": [2, 3],
     "saved": ["a.pt", "b.pt", "c.pt", "d.pt", "e.pt"],
-    "steps_before": [],
-    "steps_after": STEPS,
+    "parts": [
+        {"launch": "killed", "from_step": 1, "steps": []},
+        {"launch": "resumed", "from_step": 3, "steps": STEPS},
+    ],
     "losses": [
         {"launch": "undisturbed", "from_step": 1, "values": [5.0, 4.0, 3.0, 2.0, 1.0]},
         {"launch": "resumed", "from_step": 3, "values": [3.0, 2.5, 2.0]},
@@ -179,13 +181,16 @@ def test_where_it_was_killed_and_where_it_went_on() -> None:
     losses, loss, *_ = verification_pictures(RESUMED)
     assert [(event.place, event.label) for event in losses.events] == [
         (3, "killed after 3 steps"),
+        (4, "killed after 4 steps"),
         (2, "resumed after 2 steps"),
+        (3, "resumed after 3 steps"),
         (4, "first step that differs: 4"),
     ]
     assert losses.lines[1].points == ((3.0, 3.0), (4.0, 2.5), (5.0, 2.0))
     assert loss.lines[0].points == ((4.0, 0.5), (5.0, 0.25))
     page = _WHOLE.sub(r"\1", render_verification(RESUMED))
     assert "When it is resumed, step 4 is the first that differs: in gradients." in page
+    assert "after 3 and 4 steps, by SIGKILL on all its workers" in page
     assert "--kill-at-step 3" in page
     assert "a.pt, b.pt, c.pt and 2 more" in page
 

@@ -1,18 +1,35 @@
-"""A training that is killed and resumed, held against one that nobody disturbed."""
+"""A training that is killed and resumed, compared with an undisturbed one."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paceline.verify import causes as known
-from paceline.verify import resume_causes
+from paceline.verify import causes, resume_causes
 from paceline.verify.causes import Cause
 from paceline.verify.compare import LEAST, given_limits
-from paceline.verify.events import Drew, Scaled, Stepped
-from paceline.verify.resume import Launches, ResumeResult, choose_step, compare_resumed
+from paceline.verify.events import (
+    Backward,
+    Drawn,
+    Drew,
+    Evaluated,
+    Event,
+    FileRead,
+    Loaded,
+    Printed,
+    Scaled,
+    Stepped,
+    Wrote,
+)
+from paceline.verify.resume import (
+    Launches,
+    ResumeResult,
+    choose_again,
+    choose_step,
+    compare_resumed,
+)
 from paceline.verify.resume_report import resume_json, resume_text
 from paceline.verify.tensor_sketch import mark
 from paceline.verify.trace import Trace
@@ -33,11 +50,11 @@ def weights(value: float) -> tuple[object, ...]:
     return (mark(tensor_of(value), whole=True),)
 
 
-def part(first: int, *, last: int = STEPS, **changes: object) -> Trace:
-    """Make a launch that takes steps `first` to before `last`; changes are of its first step."""
-    events = []
+def events_of(first: int, last: int, **changes: object) -> list[list[Event]]:
+    """Make steps `first` to before `last`; changes are of the first one."""
+    steps = []
     for number in range(first, last):
-        event = trained([f"s{number}"], 1.0, 0.5, weight_after(number + 1))
+        events = trained([f"s{number}"], 1.0, 0.5, weight_after(number + 1))
         is_first = number == first
         begun_with = {"before": weights(weight_after(number)), "state_before": f"state-{number}"}
         own = replace(
@@ -45,56 +62,93 @@ def part(first: int, *, last: int = STEPS, **changes: object) -> Trace:
             state=f"state-{number + 1}",
             **({**begun_with, **changes} if is_first else {}),  # type: ignore[arg-type]
         )
-        events.append([*event[:-1], own])
-    return launch(events)
+        steps.append([*events[:-1], own])
+    return steps
+
+
+def batch_with(event: Event, **changes: object) -> Drawn:
+    assert isinstance(event, Drawn)
+    return replace(event, **changes)  # type: ignore[arg-type]
+
+
+def part(first: int, *, last: int = STEPS, **changes: object) -> Trace:
+    """Make a launch of one worker."""
+    return launch(events_of(first, last, **changes))
 
 
 def judged(
-    resumed: Trace, *, killed: Trace | None = None, saved: Sequence[str] = ("last.pt",)
+    *resumed: Trace,
+    whole: Trace | None = None,
+    killed: Trace | None = None,
+    saved: Sequence[str] = ("last.pt",),
 ) -> ResumeResult:
+    whole = part(0) if whole is None else whole
+    cut = replace(whole, only=whole.steps[:4]) if killed is None else killed
     launches = Launches(
-        whole=part(0),
-        killed=part(0, last=4) if killed is None else killed,
-        resumed=resumed,
+        whole=whole,
+        killed=cut,
         kill_at=4,
+        resumed=resumed,
+        again_at=1,
         saved=tuple(saved),
         cut_at=50,
     )
     return compare_resumed(launches, given_limits(LEAST))
 
 
+def causes_of(found: ResumeResult) -> list[str]:
+    return [str(finding.cause) for finding in found.findings]
+
+
 @pytest.mark.parametrize("begins_at", [1, 3, 4])
 def test_the_step_that_it_goes_on_after_is_found_by_the_weights(begins_at: int) -> None:
     found = judged(part(begins_at))
-    assert (found.verdict, found.begins_at, found.findings) == (Verdict.SAME_BITS, begins_at, ())
+    assert (found.verdict, found.cases[0].begins_at, found.findings) == (
+        Verdict.SAME_BITS,
+        begins_at,
+        (),
+    )
     text = resume_text(found)
     assert text.startswith(
         f"the same training when it is killed after 4 steps, resumed after {begins_at}: bit for bit"
     )
     assert f"resumed      {begins_at + 1} to 6" in text
-    assert resume_json(found)["resumed_after"] == begins_at
+    assert resume_json(found)["resumed_after"] == [begins_at]
+
+
+def test_it_is_killed_and_resumed_twice() -> None:
+    found = judged(part(3, last=4), part(4))
+    assert found.verdict == Verdict.SAME_BITS
+    assert "killed after 4 and 4 steps, resumed after 3 and 4" in resume_text(found)
+    content = resume_json(found)
+    assert [content["killed_after"], content["resumed_after"]] == [[4, 4], [3, 4]]
+    forgets = judged(part(3, last=4), part(4, state_before=""))
+    assert causes_of(forgets) == ["optimizer-not-restored"]
+    # The second says nothing more where the first one is another training.
+    both = judged(part(3, last=4, state_before=""), part(4, rates=(9.0,)))
+    assert (causes_of(both), len(both.cases)) == (["optimizer-not-restored"], 1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "causes"),
+    ("changes", "named"),
     [
-        ({"rates": (0.1,)}, [resume_causes.SCHEDULE_NOT_RESTORED]),
+        ({"rates": (0.2,)}, [resume_causes.SCHEDULE_NOT_RESTORED]),
         ({"state_before": ""}, [resume_causes.OPTIMIZER_NOT_RESTORED]),
         ({"before": weights(weight_after(3) + 1e-3)}, [resume_causes.WEIGHTS_NOT_RESTORED]),
         (
-            {"rates": (0.1,), "state_before": "state-0"},
+            {"rates": (0.2,), "state_before": "state-0"},
             [resume_causes.OPTIMIZER_NOT_RESTORED, resume_causes.SCHEDULE_NOT_RESTORED],
         ),
-        ({"gradients": weights(0.6)}, [known.UNKNOWN]),
+        ({"gradients": weights(0.6)}, [causes.UNKNOWN]),
     ],
 )
-def test_what_isnt_restored_is_named(changes: dict[str, object], causes: list[Cause]) -> None:
+def test_what_isnt_restored_is_named(changes: dict[str, object], named: list[Cause]) -> None:
     found = judged(part(3, **changes))  # type: ignore[arg-type]
-    assert [finding.cause for finding in found.findings] == causes
-    assert (found.verdict, found.begins_at, found.is_good) == (Verdict.DIFFERENT, 3, False)
+    assert [finding.cause for finding in found.findings] == named
+    assert (found.verdict, found.is_good) == (Verdict.DIFFERENT, False)
     assert all(finding.step == 3 for finding in found.findings)
-    number = f"{len(causes)} cause{'s' if len(causes) > 1 else ''}"
-    assert resume_text(found).startswith(f"different: {number}: {causes[0]}")
+    number = f"{len(named)} cause{'s' if len(named) > 1 else ''}"
+    assert resume_text(found).startswith(f"different: {number}: {named[0]}")
 
 
 @pytest.mark.parametrize("state", ["state-1", ""])
@@ -109,20 +163,12 @@ def test_each_of_several_optimizers_has_to_be_restored(state: str) -> None:
         )
         return replace(trace, only=tuple(steps))
 
-    resumed = of(part(3), 3)
-    first, second, third = resumed.steps
-    begun = replace(second, stepped=(replace(second.stepped[0], state_before=state),))
-    launches = Launches(
-        whole=of(part(0), 0),
-        killed=of(part(0, last=4), 0),
-        resumed=replace(resumed, only=(first, begun, third)),
-        kill_at=4,
-        saved=("last.pt",),
-        cut_at=50,
-    )
-    found = compare_resumed(launches, given_limits(LEAST))
-    causes = [] if state else [(resume_causes.OPTIMIZER_NOT_RESTORED, 4)]
-    assert [(finding.cause, finding.step) for finding in found.findings] == causes
+    first, second, third = of(part(3), 3).steps
+    own = replace(second.stepped[0], state_before=state, before=second.stepped[0].weights)
+    resumed = replace(part(3), only=(first, replace(second, stepped=(own,)), third))
+    found = judged(resumed, whole=of(part(0), 0))
+    named = [] if state else [(resume_causes.OPTIMIZER_NOT_RESTORED, 4)]
+    assert [(finding.cause, finding.step) for finding in found.findings] == named
 
 
 def test_an_optimizer_without_a_state_has_none_to_restore() -> None:
@@ -133,23 +179,14 @@ def test_an_optimizer_without_a_state_has_none_to_restore() -> None:
         steps = (replace(s, stepped=tuple(map(without, s.stepped))) for s in trace.steps)
         return replace(trace, only=tuple(steps))
 
-    launches = Launches(
-        whole=plain(part(0)),
-        killed=plain(part(0, last=4)),
-        resumed=plain(part(3)),
-        kill_at=4,
-        saved=("last.pt",),
-        cut_at=50,
-    )
-    assert compare_resumed(launches, given_limits(LEAST)).verdict == Verdict.SAME_BITS
+    assert judged(plain(part(3)), whole=plain(part(0))).verdict == Verdict.SAME_BITS
 
 
 def test_other_samples_are_another_order() -> None:
     resumed = part(3)
     other = replace(resumed.steps[0], samples=(("s0",),))
     found = judged(replace(resumed, only=(other, *resumed.steps[1:])))
-    assert [finding.cause for finding in found.findings] == [resume_causes.ORDER_NOT_RESTORED]
-    assert "it trains on other samples from step 3 on" in found.findings[0].what
+    assert [(f.cause, f.step) for f in found.findings] == [(resume_causes.ORDER_NOT_RESTORED, 3)]
     assert any("with other samples" in sentence for sentence in found.unseen)
 
 
@@ -162,7 +199,7 @@ def test_batches_that_are_only_skipped_are_no_other_order() -> None:
         contents=(("look-1", "look-2", "look-3"),),
     )
     found = judged(replace(resumed, only=(first, *resumed.steps[1:])))
-    assert (found.verdict, found.begins_at) == (Verdict.SAME_BITS, 3)
+    assert (found.verdict, found.cases[0].begins_at) == (Verdict.SAME_BITS, 3)
 
 
 def test_samples_that_look_otherwise_are_other_random_numbers() -> None:
@@ -170,59 +207,139 @@ def test_samples_that_look_otherwise_are_other_random_numbers() -> None:
         steps = (replace(step, contents=((how,),)) for step in trace.steps)
         return replace(trace, only=tuple(steps))
 
-    whole, killed = looking(part(0), "a"), looking(part(0, last=4), "a")
-    launches = Launches(
-        whole=whole,
-        killed=killed,
-        resumed=looking(part(3), "b"),
-        kill_at=4,
-        saved=("last.pt",),
-        cut_at=50,
+    found = judged(looking(part(3), "b"), whole=looking(part(0), "a"))
+    assert causes_of(found) == ["random-not-restored"]
+
+
+def with_events(first: int, make: Callable[[int], Sequence[Event]], **changes: object) -> Trace:
+    """Make a launch of one worker with more events in each step, which is given by its number."""
+    steps = events_of(first, STEPS, **changes)
+    return launch([[*make(n), *events] for n, events in enumerate(steps, first)])
+
+
+@pytest.mark.parametrize("by", ["dropout", "step"])
+def test_random_numbers_of_a_step_count_whatever_the_gradients_say(by: str) -> None:
+    whole = with_events(0, lambda n: [Drew(by, f"d{n}")])
+    assert causes_of(judged(with_events(3, lambda n: [Drew(by, f"d{n}")]), whole=whole)) == []
+    found = judged(with_events(3, lambda n: [Drew(by, f"d{n - 3}")]), whole=whole)
+    assert [(f.cause, f.step) for f in found.findings] == [(resume_causes.RANDOM_NOT_RESTORED, 3)]
+    unknown = judged(
+        with_events(3, lambda n: [Drew(by, f"d{n}")], gradients=weights(0.6)), whole=whole
     )
-    found = compare_resumed(launches, given_limits(LEAST))
-    assert [finding.cause for finding in found.findings] == [resume_causes.RANDOM_NOT_RESTORED]
+    assert causes_of(unknown) == ["unknown"]
 
 
-@pytest.mark.parametrize(("state", "cause"), [("d0", "random-not-restored"), ("d3", "unknown")])
-def test_draws_in_a_step_are_told_from_what_nobody_knows(state: str, cause: str) -> None:
-    def drawing(trace: Trace, states: Sequence[str]) -> Trace:
-        return replace(trace, ranks=((*trace.ranks[0], *(Drew("step", s) for s in states)),))
+def of_two(first: int, losses: Callable[[int, int], float], *drawn: Drew) -> Trace:
+    """Make a launch of two workers, with losses by rank and step, and draws by rank."""
+    ranks = []
+    for rank in (0, 1):
+        events: list[Event] = []
+        for number, (batch, backward, step) in enumerate(events_of(first, STEPS), first):
+            assert isinstance(backward, Backward)
+            own = replace(backward, loss=losses(rank, number))
+            events += [*drawn[rank : rank + 1], batch_with(batch, samples=()), own, step]
+        ranks.append([begun(0, 0), *events])
+    return trace_of(ranks)
 
-    states = [f"d{number}" for number in range(STEPS)]
-    launches = Launches(
-        whole=drawing(part(0), states),
-        killed=drawing(part(0, last=4), states[:4]),
-        resumed=drawing(part(3, gradients=weights(0.6)), [state]),
-        kill_at=4,
-        saved=("last.pt",),
-        cut_at=50,
+
+def test_a_random_state_of_one_rank_for_all() -> None:
+    def apart(rank: int, number: int) -> float:
+        return 1.0 + rank + number
+
+    whole = of_two(0, apart, Drew("dropout", "a"), Drew("dropout", "b"))
+    assert judged(of_two(3, apart, Drew("dropout", "a"), Drew("dropout", "b")), whole=whole).is_good
+    same_draws = of_two(3, apart, Drew("dropout", "a"), Drew("dropout", "a"))
+    assert causes_of(judged(same_draws, whole=whole)) == ["random-of-one-rank"]
+    same_losses = of_two(3, lambda _, n: apart(0, n), Drew("dropout", "a"), Drew("dropout", "b"))
+    assert causes_of(judged(same_losses, whole=whole)) == ["random-of-one-rank"]
+    anew = of_two(3, apart, Drew("dropout", "c"), Drew("dropout", "c"))
+    assert causes_of(judged(anew, whole=whole)) == ["random-not-restored"]
+
+
+def test_on_another_number_of_workers_only_what_they_share_is_compared() -> None:
+    whole = of_two(0, lambda rank, n: 1.0 + rank, Drew("dropout", "a"), Drew("dropout", "b"))
+    own = Wrote("rank1.pt", "train.py:3", False)
+    killed = replace(whole, only=whole.steps[:4], ranks=(whole.ranks[0], (*whole.ranks[1], own)))
+    steps = events_of(3, STEPS)
+    alone = launch([[batch_with(b, samples=()), e, s] for b, e, s in steps])
+    found = judged(alone, whole=whole, killed=killed)
+    assert found.findings == ()
+    assert "random states and rank1.pt" in found.unseen[-1]
+    assert "resumed on 1" in resume_text(found)
+
+
+def test_keys_that_are_ignored() -> None:
+    loaded = Loaded(("w",), ("module.w",), "train.py:5")
+
+    def after(trace: Trace) -> Trace:
+        return replace(trace, ranks=((loaded, *trace.ranks[0]),))
+
+    for first in (after(part(0)), after(part(3, before=weights(weight_after(3) + 1e-3)))):
+        found = judged(first)
+        assert causes_of(found) == ["keys-ignored"]
+        assert found.findings[0].lines[0] == "train.py:5"
+    # A part that the script means to leave out is left out in both.
+    both = judged(after(part(3, before=weights(weight_after(3) + 1e-3))), whole=after(part(0)))
+    assert causes_of(both) == ["weights-not-restored"]
+
+
+@pytest.mark.parametrize(
+    ("again", "cause"), [(True, "enumerate-restarts"), (False, "schedule-not-restored")]
+)
+def test_rates_that_begin_with_the_epochs_again(again: bool, cause: str) -> None:
+    def of_epochs(trace: Trace, first: int) -> Trace:
+        """Give it epochs of three steps."""
+        steps = (
+            replace(s, drawn=((replace(s.drawn[0][0], number=n // 3),),))
+            for n, s in enumerate(trace.steps, first)
+        )
+        return replace(trace, only=tuple(steps))
+
+    resumed = of_epochs(part(4), 4)
+    rates = (0.1 / 4, 0.1 / 5) if again else (0.1, 0.1 / 2)
+    steps = (
+        replace(s, stepped=(replace(s.stepped[0], rates=(rate,)),))
+        for s, rate in zip(resumed.steps, rates, strict=True)
     )
-    found = compare_resumed(launches, given_limits(LEAST))
-    assert [str(finding.cause) for finding in found.findings] == [cause]
+    found = judged(replace(resumed, only=tuple(steps)), whole=of_epochs(part(0), 0))
+    assert causes_of(found) == [cause]
 
 
 def test_a_loss_scale_that_begins_anew() -> None:
-    def scaled(trace: Trace, scales: Sequence[float]) -> Trace:
-        return replace(trace, ranks=((*trace.ranks[0], *map(Scaled, scales)),))
+    def scaled(first: int, scales: Sequence[float]) -> Trace:
+        steps = zip(events_of(first, STEPS), scales, strict=True)
+        return launch([[*events, Scaled(scale)] for events, scale in steps])
 
-    launches = Launches(
-        whole=scaled(part(0), [64.0, 64.0, 32.0, 32.0, 16.0, 16.0]),
-        killed=scaled(part(0, last=4), [64.0, 64.0, 32.0, 32.0]),
-        resumed=scaled(part(3), [64.0, 64.0, 64.0]),
-        kill_at=4,
-        saved=("last.pt",),
-        cut_at=50,
-    )
-    (finding,) = compare_resumed(launches, given_limits(LEAST)).findings
+    whole = scaled(0, [64.0, 64.0, 32.0, 32.0, 16.0, 16.0])
+    (finding,) = judged(scaled(3, [64.0, 64.0, 64.0]), whole=whole).findings
     assert (finding.cause, finding.what) == (
         resume_causes.SCALE_NOT_RESTORED,
         "its loss scale is 64 instead of 32",
     )
 
 
+def test_what_is_kept_beside_the_weights() -> None:
+    def telling(first: int, text: str, average: str = "a") -> Trace:
+        def more(number: int) -> list[Event]:
+            return [Evaluated({}, ("w", f"{average}{number}")), Printed(text.format(number / 8))]
+
+        return with_events(first, more)
+
+    line = "epoch 1: loss {:.3f} (best 0.250)"
+    whole = telling(0, line)
+    assert judged(telling(3, line), whole=whole).findings == ()
+    # A figure may be a mean since the start: only a note.
+    other = judged(telling(3, "epoch 1: loss 0.111 (best 0.250)"), whole=whole)
+    assert (causes_of(other), other.is_good) == (["figure-differs"], True)
+    best = judged(telling(3, line.replace("0.250", "0.375")), whole=whole)
+    assert (causes_of(best), best.is_good) == (["not-saved"], False)
+    average = judged(telling(3, line, "b"), whole=whole)
+    assert causes_of(average) == ["not-saved"]
+
+
 def test_beginning_anew_is_a_fault_where_something_was_saved() -> None:
     found = judged(part(0))
-    assert [finding.cause for finding in found.findings] == [resume_causes.NOT_RESUMED]
+    assert causes_of(found) == ["not-resumed"]
     assert "though it had written last.pt" in found.findings[0].what
     nothing = judged(part(0), saved=())
     assert (nothing.verdict, nothing.findings) == (Verdict.NOTHING, ())
@@ -233,7 +350,7 @@ def test_a_command_that_doesnt_do_the_same_twice_says_nothing_of_resuming() -> N
     killed = part(0, last=4, gradients=weights(0.7))
     found = judged(part(3), killed=killed)
     assert found.verdict == Verdict.NOTHING
-    assert [finding.cause for finding in found.findings] == [resume_causes.NOT_REPEATABLE]
+    assert causes_of(found) == ["not-repeatable"]
     assert resume_text(found).startswith("nothing to compare: not-repeatable")
 
 
@@ -241,8 +358,9 @@ def test_a_launch_that_fails_or_takes_no_step() -> None:
     failed = judged(replace(part(3, last=3), failure="FileNotFoundError: last.pt"))
     assert (failed.verdict, failed.is_good) == (Verdict.FAILED, False)
     assert resume_text(failed).startswith("failed when it was resumed: killed after 4 steps")
-    over = judged(trace_of([[begun(0, 0)]]))
+    over = judged(trace_of([[FileRead("last.pt", "train.py:3"), begun(0, 0)]]))
     assert over.verdict == Verdict.NOTHING
+    assert "it has read last.pt" in over.unseen[0]
     assert "took no step" in over.unseen[0]
 
 
@@ -250,6 +368,20 @@ def test_a_launch_that_fails_or_takes_no_step() -> None:
 def test_it_is_killed_in_the_second_epoch_of_three(steps: int, least: int, most: int) -> None:
     whole = part(0, last=steps)
     assert [choose_step(whole, chance) for chance in (0.0, 0.999999)] == [least, most]
+
+
+@pytest.mark.parametrize(
+    ("kill_at", "again"), [(5, 2), (7, 4), (8, 4), (9, 2), (10, 2), (11, 4), (15, 1)]
+)
+def test_it_is_killed_again_in_the_same_epoch_or_behind_it(kill_at: int, again: int) -> None:
+    """Epochs have 5 steps, and what was saved before the last step is gone on with."""
+    steps = events_of(0, 16)
+    events: list[Event] = []
+    for number, (batch, *others) in enumerate(steps):
+        if number % 5 == 0:
+            events.append(begun(0, number // 5))
+        events += [batch_with(batch, number=number // 5), *others]
+    assert choose_again(trace_of([events]), kill_at) == again
 
 
 # Whole commands.
@@ -308,7 +440,7 @@ def test_a_script_by_its_own_checkpoints(
     options = ("--resume", "--kill-at-step", "15", "--html", str(page))
     done = verify("train.py", *options, "--", *forgets.split())
     assert (done.code, done.causes) == (65 if causes else 0, causes), done.out + done.err
-    assert (done.content["killed_after"], done.content["resumed_after"]) == (15, 12)
+    assert (done.content["killed_after"], done.content["resumed_after"]) == ([15, 20], [12, 12])
     # Nothing of it is kept.
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "page.html"}
     assert str(done.content["verdict"]) in page.read_text()

@@ -191,11 +191,14 @@ def _limit_line(
 def _compared(found: JsonObject) -> list[_Compared]:
     """List the launches that are held against the first one, in the losses' colours."""
     if "killed_after" in found:
-        resumed_after = whole(found, "resumed_after") or 0
-        pairs = [("killed", 1, "steps_before"), ("resumed", resumed_after + 1, "steps_after")]
         return [
-            _Compared(name=name, colour=colour, from_step=first, steps=entries(found, key))
-            for colour, (name, first, key) in enumerate(pairs, 1)
+            _Compared(
+                name=text(part, "launch"),
+                colour=colour,
+                from_step=whole(part, "from_step") or 1,
+                steps=entries(part, "steps"),
+            )
+            for colour, part in enumerate(entries(found, "parts"), 1)
         ]
     return [
         _Compared(
@@ -225,8 +228,8 @@ def _differences(found: JsonObject) -> list[JsonObject]:
 def _events(found: JsonObject) -> Iterator[Event]:
     """Mark where launches begin to differ, where one was killed, and where it went on."""
     for name, label in (("killed_after", "killed"), ("resumed_after", "resumed")):
-        if (step := whole(found, name)) is not None:
-            yield Event(place=step, label=f"{label} after {plural(step, 'step')}")
+        for place in _places(found, name):
+            yield Event(place=place, label=f"{label} after {plural(place, 'step')}")
     by_step: dict[int, list[str]] = {}
     for difference in _differences(found):
         step = whole(difference, "step")
@@ -264,18 +267,28 @@ _VERSIONS = {"paceline": "Paceline", "torch": "PyTorch"}
 
 def _interruption(found: JsonObject) -> Iterator[Setting]:
     """Say where the training was killed, and where it went on."""
-    killed, resumed = whole(found, "killed_after"), whole(found, "resumed_after")
-    if killed is None:
+    killed, resumed = _places(found, "killed_after"), _places(found, "resumed_after")
+    if not killed:
         return
-    repeat = f"to repeat it: --kill-at-step {killed}"
-    how = f"after {plural(killed, 'step')}, by SIGKILL on all its workers ({repeat})"
+    repeat = f"to repeat it: --kill-at-step {killed[0]}"
+    how = f"after {_in_steps(killed)}, by SIGKILL on all its workers ({repeat})"
     yield Setting(name="Killed", value=how)
-    if resumed is not None:
-        yield Setting(name="Resumed", value=f"after {plural(resumed, 'step')}")
+    if resumed:
+        yield Setting(name="Resumed", value=f"after {_in_steps(resumed)}")
     saved = texts(found, "saved")
     more = len(saved) - _SHOWN_FILES
     files = [*saved[:_SHOWN_FILES], *([f"{more} more"] if more > 0 else [])]
     yield Setting(name="Saved", value=listed(files) if files else "nothing by then")
+
+
+def _places(found: JsonObject, name: str) -> list[int]:
+    """Return steps, in order."""
+    places = found.get(name)
+    return [p for p in places if isinstance(p, int)] if isinstance(places, list) else []
+
+
+def _in_steps(places: Sequence[int]) -> str:
+    return plural(places[0], "step") if len(places) == 1 else f"{listed([*map(str, places)])} steps"
 
 
 def _table(found: JsonObject) -> Table | None:

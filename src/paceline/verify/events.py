@@ -167,6 +167,8 @@ class Evaluated:
     """A model was run in evaluation mode, with these buffers."""
 
     buffers: Mapping[str, str]
+    weights: tuple[str, ...] = ()
+    """Hashes of all models' weights, where they were wanted."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class Case:
     comparison: Comparison
     beyond: StepDifference | None
     """The first step in which more than rounding stands between the two."""
+    begins_at: int = 0
+    """Steps that a resumed launch takes for done; in it they are those of the first launch."""
+    begun_apart: float = 0.0
+    """How far the weights that it begins with are from those, beyond rounding."""
 
     @property
     def workers(self) -> int:
@@ -119,6 +123,8 @@ class Need(Enum):
 
     RANKS = auto()
     """Several workers."""
+    SAME_RANKS = auto()
+    """As many workers as in the first launch."""
     STEPS = auto()
     """A step in both launches."""
     PLAIN = auto()
@@ -136,6 +142,7 @@ def meets(case: Case, need: Need) -> bool:
     same = case.beyond.same_samples if case.beyond else case.comparison.samples_differ_from is None
     return {
         Need.RANKS: case.workers > 1,
+        Need.SAME_RANKS: case.workers == case.first.workers,
         Need.STEPS: bool(case.first.steps and case.other.steps),
         Need.PLAIN: not case.other.in_session,
         Need.BEYOND: case.beyond is not None,

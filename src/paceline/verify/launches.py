@@ -97,7 +97,7 @@ class VerifyLauncher:
             UsageError: The workers say that the command is at fault.
             KeyboardInterrupt: A signal came.
         """
-        from paceline.verify.events import Began, read_events
+        from paceline.verify.events import Began, Stepped, read_events
         from paceline.verify.isolation.subprocesses import programs_started
         from paceline.verify.observing.deadlock_locations import lost_one_another, read_locations
         from paceline.verify.trace import Trace
@@ -124,7 +124,8 @@ class VerifyLauncher:
         failures = tuple(map(self._with_originals, outcome.failures))
         if not (failures and lost_one_another(failures[0], places)):
             places = []
-        failures = () if part.kill_at else failures
+        taken = max(sum(isinstance(event, Stepped) for event in rank) for rank in events)
+        failures = () if 0 < part.kill_at <= taken else failures
         failure = _explain(failures, self.request.training.reference, records, traceback=not places)
         began_s = [e.at_s for rank in events for e in rank if isinstance(e, Began)]
         trace = Trace(

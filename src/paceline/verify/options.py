@@ -24,14 +24,16 @@ class VerifyOptions:
     """Relative difference of gradients and weights that counts as rounding. Default: measured, by
     one more training that is disturbed in its last bits."""
     resume: bool = False
-    """Kill the training at a step and start it again, by its own checkpoints; compare with one that
-    nobody disturbed. On --workers, one number; by default 1, or what a launching command says."""
+    """Kill the training at a step and start it again, by its own checkpoints, twice; compare with
+    an undisturbed one. On --workers, one number; by default 1, or what a launching command says."""
     resume_args: str | None = None
     """With --resume: arguments that the script is given when it is started again, besides its own,
     such as '--resume last.pt'."""
+    resume_workers: int | None = None
+    """With --resume: another number of workers, on which it is started again."""
     kill_at_step: int | None = None
-    """With --resume: the step after which all workers are killed. Default: drawn at random, in the
-    second of three epochs."""
+    """With --resume: the step after which all workers are killed, the first time; the second
+    follows from it. Default: drawn at random, in the second of three epochs."""
     writable: tuple[str, ...] = ()
     """A directory that the script may write to, besides the copy of the project that it runs in.
     Repeat it for several."""
@@ -50,7 +52,7 @@ class VerifyOptions:
         Raises:
             UsageError: An option has no effect, or can't be.
         """
-        for name in () if self.resume else ("resume_args", "kill_at_step"):
+        for name in () if self.resume else ("resume_args", "resume_workers", "kill_at_step"):
             if getattr(self, name) is not None:
                 raise UsageError(f"{flag(name)} has no effect without --resume")
         try:

@@ -43,6 +43,7 @@ ORDER_NOT_RESTORED = Cause(
     lines=(
         "training sampler",
         "training loader",
+        "training pass",
     ),
 )
 RANDOM_NOT_RESTORED = Cause(
@@ -97,4 +98,13 @@ BUFFERS_NOT_RESTORED = Cause(
     paceline="s.model(net) saves and restores all of it",
     torch="save model.state_dict(), which has buffers, not only its parameters",
     lines=("batchnorm",),
+)
+NOT_SAVED = Cause(
+    name="not-saved",
+    why="the weights that are trained are the same: something else that counts isn't in the "
+    "checkpoint, or isn't restored",
+    paceline="s.keep(...) saves and restores objects of your own, ema= the average of the weights",
+    torch="save and restore what is kept beside model and optimizer as well: averages of the "
+    "weights, the best figure so far, counters",
+    lines=("eval",),
 )

@@ -1,8 +1,10 @@
 """What `paceline verify --resume` prints; and as JSON."""
 
-from paceline.options.figures import plural
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.options.figures import listed, plural
 from paceline.options.text import aligned
-from paceline.verify import resume_causes
 from paceline.verify.compare import Comparison
 from paceline.verify.resume import ResumeResult
 from paceline.verify.text_report import (
@@ -15,9 +17,20 @@ from paceline.verify.text_report import (
     steps_json,
     wrapped_text,
 )
+from paceline.verify.trace import Trace
 from paceline.verify.verdict import Verdict
 
 _HEADINGS = ("launch", "steps", "samples", "loss", "gradients", "weights", "verdict")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A launch that was killed or resumed, and compared with the undisturbed one."""
+
+    name: str
+    begins_at: int
+    trace: Trace
+    comparison: Comparison
 
 
 def resume_text(found: ResumeResult) -> str:
@@ -33,45 +46,54 @@ def resume_text(found: ResumeResult) -> str:
 
 
 def resume_headline(found: ResumeResult) -> str:
-    """Give the verdict in a line."""
-    killed = f"killed after {plural(found.launches.kill_at, 'step')}"
-    if found.begins_at is not None and not _began_anew(found):
-        killed += f", resumed after {found.begins_at}"
-    causes = ", ".join(str(finding.cause) for finding in found.findings)
-    number = plural(len(found.findings), "cause")
+    """Return the verdict in a line."""
+    kills, begun = (listed(list(map(str, places))) for places in (_kills(found), _begun(found)))
+    killed = f"killed after {kills} step{'' if kills == '1' else 's'}"
+    killed += f", resumed after {begun}" if begun not in ("", "0") else ""
+    faults = [str(finding.cause) for finding in found.findings if not finding.is_note]
+    names = ", ".join(faults)
     if found.verdict == Verdict.FAILED:
         return f"failed when it was resumed: {killed}"
     if found.verdict == Verdict.DIFFERENT:
-        return f"different: {number}: {causes} ({killed})"
+        return f"different: {plural(len(faults), 'cause')}: {names} ({killed})"
     if found.verdict == Verdict.NOTHING:
-        return f"nothing to compare{': ' if causes else ''}{causes} ({killed})"
-    how = "bit for bit" if found.verdict == Verdict.SAME_BITS else "up to rounding"
-    return f"the same training when it is {killed}: {how}"
+        return f"nothing to compare{': ' if names else ''}{names} ({killed})"
+    how = {
+        Verdict.SAME_BITS: "bit for bit",
+        Verdict.ROUNDING: "up to rounding",
+        Verdict.CHANCE: "the same samples, but other random numbers",
+    }
+    return f"the same training when it is {killed}: {how[found.verdict]}"
 
 
 def resume_json(found: ResumeResult) -> dict[str, object]:
     """Write it for programs."""
-    launches, begins_at = found.launches, found.begins_at or 0
-    rest, is_compared = launches.whole.steps[begins_at:], found.after is not None
+    launches, parts = found.launches, [*_parts(found)]
+    steps = launches.whole.steps
     return {
         "is_good": found.is_good,
         "verdict": resume_headline(found),
         "workers": launches.whole.workers,
-        "killed_after": launches.kill_at,
-        "resumed_after": found.begins_at,
+        "killed_after": _kills(found),
+        "resumed_after": _begun(found),
         "saved": list(launches.saved),
         "table": [list(row) for row in _rows(found)],
-        "steps_before": steps_json(found.before),
-        "steps_after": steps_json(found.after),
+        "parts": [
+            {
+                "launch": part.name,
+                "from_step": part.begins_at + 1,
+                "steps": steps_json(part.comparison)[part.begins_at :],
+            }
+            for part in parts
+        ],
         "losses": [
             losses_json("undisturbed", launches.whole),
-            losses_json("killed", launches.killed, launches.whole.steps),
-            # Where its steps belong is known only once it has been compared.
-            *([losses_json("resumed", launches.resumed, rest, after=begins_at)] * is_compared),
+            *(losses_json(p.name, p.trace, steps[p.begins_at :], after=p.begins_at) for p in parts),
         ],
         "first_differences": [
-            *first_difference_json("killed", found.before, found.limits),
-            *first_difference_json("resumed", found.after, found.limits, after=begins_at),
+            difference
+            for part in parts
+            for difference in first_difference_json(part.name, part.comparison, found.limits)
         ],
         "findings": [finding_json(finding, launches.whole) for finding in found.findings],
         "limits": limits_json(found.limits),
@@ -79,29 +101,42 @@ def resume_json(found: ResumeResult) -> dict[str, object]:
     }
 
 
-def _began_anew(found: ResumeResult) -> bool:
-    return found.begins_at == 0 or any(f.cause is resume_causes.NOT_RESUMED for f in found.findings)
+def _parts(found: ResumeResult) -> Iterator[_Part]:
+    launches = found.launches
+    yield _Part("killed", 0, launches.killed, found.before)
+    for name, trace, case in zip(_names(found), launches.resumed, found.cases, strict=False):
+        yield _Part(name, case.begins_at, trace, case.comparison)
 
 
-def _rows(found: ResumeResult) -> list[tuple[str, ...]]:
-    whole, resumed = found.launches.whole, found.launches.resumed
-    begins_at = found.begins_at or 0
-    last = begins_at + len(resumed.steps)
+def _names(found: ResumeResult) -> list[str]:
+    whole, names = found.launches.whole, ("resumed", "resumed again")
     return [
-        _HEADINGS,
-        ("undisturbed", f"1 to {len(whole.steps)}", "-", "-", "-", "-", "-"),
-        ("killed", f"1 to {found.launches.kill_at}", *_sizes(found.before), "-"),
-        (
-            "resumed",
-            f"{begins_at + 1} to {last}" if found.after else "-",
-            *_sizes(found.after),
-            str(found.verdict),
-        ),
+        name if trace.workers == whole.workers else f"{name} on {trace.workers}"
+        for name, trace in zip(names, found.launches.resumed, strict=False)
     ]
 
 
-def _sizes(compared: Comparison | None) -> tuple[str, ...]:
-    if compared is None or not compared.differences:
+def _begun(found: ResumeResult) -> list[int]:
+    return [case.begins_at for case in found.cases]
+
+
+def _kills(found: ResumeResult) -> list[int]:
+    launches = found.launches
+    again = [begun + launches.again_at for begun in _begun(found)[:1]]
+    return [launches.kill_at, *again[: len(launches.resumed) - 1]]
+
+
+def _rows(found: ResumeResult) -> list[tuple[str, ...]]:
+    rows = [_HEADINGS, ("undisturbed", f"1 to {len(found.launches.whole.steps)}", *"-----")]
+    for part in _parts(found):
+        steps = f"{part.begins_at + 1} to {part.begins_at + len(part.trace.steps)}"
+        rows.append((part.name, steps, *_sizes(part.comparison), "-"))
+    rows += [(name, *"------") for name in _names(found)[len(found.cases) :]]
+    return [*rows[:-1], (*rows[-1][:-1], str(found.verdict))]
+
+
+def _sizes(compared: Comparison) -> tuple[str, ...]:
+    if not compared.differences:
         return ("-",) * 4
     samples = "same" if compared.samples_differ_from is None else "differ"
     return (samples, *sizes_of(compared))

@@ -7,9 +7,9 @@ from paceline.errors import JobError
 from paceline.options.command_line import note
 from paceline.options.figures import plural
 from paceline.verify.compare import LEAST, compare, given_limits, measured_limits
-from paceline.verify.events import Drew
+from paceline.verify.events import Drew, Ended, FileRead
 from paceline.verify.launches import LaunchPart, VerifyLauncher
-from paceline.verify.resume import Launches, choose_step, compare_resumed
+from paceline.verify.resume import Launches, choose_again, choose_step, compare_resumed
 from paceline.verify.resume_report import resume_json, resume_text
 from paceline.verify.text_report import VerifyResult, as_json, as_text
 from paceline.verify.trace import Trace, cut_up_before
@@ -70,7 +70,7 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
 
 
 def verify_resume(launcher: VerifyLauncher) -> Verified:
-    """Train, undisturbed; train again, and kill it; start it again.
+    """Train, undisturbed; train again, and kill it; start it again, twice.
 
     Raises:
         JobError: The training fails by itself, or is too short to be killed.
@@ -79,31 +79,51 @@ def verify_resume(launcher: VerifyLauncher) -> Verified:
     (workers,) = launcher.request.workers
     # Undisturbed: says how many steps there are, and so where to kill.
     whole = launcher.launch(workers, LaunchPart(name="undisturbed"))
-    if whole.failure:
-        raise JobError(f"the script fails by itself: {whole.failure}")
-    if len(whole.steps) < 2:
-        raise JobError(f"{plural(len(whole.steps), 'step')} can't be parted: it needs at least two")
+    if len(whole.steps) < 2 and not whole.failure:
+        read = [f"; it has read {event.path}" for event in whole.by_rank_0(FileRead)[-1:]]
+        number = plural(len(whole.steps), "step")
+        raise JobError(f"{number} can't be parted: it needs at least two{''.join(read)}")
     kill_at = options.kill_at_step or choose_step(whole, random.SystemRandom().random())
-    if kill_at >= len(whole.steps):
+    if kill_at >= len(whole.steps) and not whole.failure:
         raise JobError(
             f"--kill-at-step is {kill_at}, and the training takes "
             f"{plural(len(whole.steps), 'step')} in three epochs (cut off by --steps): say fewer"
         )
-    # Killed, and started again in the same directory.
-    first = LaunchPart(name="killed", run="parted", kill_at=kill_at, hash_seed="1")
-    killed = launcher.launch(workers, first)
-    saved = launcher.written("parted")
-    again = LaunchPart(name="resumed", run="parted", more_args=options.resume_words, hash_seed="2")
-    resumed = launcher.launch(workers, again)
+    killed, named = whole, [("undisturbed", whole)]
+    if not whole.failure:
+        part = LaunchPart(name="killed", run="parted", kill_at=kill_at, hash_seed="1")
+        killed = launcher.launch(workers, part)
+        named.append((part.name, killed))
+    if killed.failure:
+        raise JobError(f"the script fails by itself: {killed.failure}")
     launches = Launches(
         whole=whole,
         killed=killed,
-        resumed=resumed,
         kill_at=kill_at,
-        saved=tuple(saved),
+        saved=tuple(launcher.written("parted")),
         cut_at=options.steps,
     )
+    # How much may differ? Another number of workers adds in another order.
+    others = options.resume_workers or workers
     limits = given_limits(LEAST if options.tolerance is None else float(options.tolerance))
-    result = compare_resumed(launches, limits)
-    named = (("undisturbed", whole), ("killed", killed), ("resumed", resumed))
-    return resume_text(result), resume_json(result), named
+    if others != workers and options.tolerance is None:
+        disturbed = launcher.launch(workers, LaunchPart(name="disturbed", is_disturbed=True))
+        named.append(("disturbed", disturbed))
+        limits = measured_limits(compare(whole, disturbed))
+    # Started again in the same directory, killed once more and started again.
+    for name, kill in (("resumed", choose_again(whole, kill_at)), ("resumed again", 0)):
+        part = LaunchPart(
+            name=name,
+            run="parted",
+            kill_at=kill,
+            more_args=options.resume_words,
+            hash_seed=str(len(named)),
+        )
+        resumed = launcher.launch(others, part)
+        named.append((name, resumed))
+        launches = replace(launches, resumed=(*launches.resumed, resumed))
+        result = compare_resumed(launches, limits)
+        if not (kill and result.is_good) or any(resumed.by_rank_0(Ended)):
+            break
+        launches = replace(launches, again_at=kill)
+    return resume_text(result), resume_json(result), tuple(named)

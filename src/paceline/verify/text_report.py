@@ -211,17 +211,13 @@ def losses_json(
 
 
 def first_difference_json(
-    launch: str, compared: Comparison | None, limits: Limits, *, after: int = 0
+    launch: str, compared: Comparison | None, limits: Limits
 ) -> list[dict[str, object]]:
-    """Write the first step that isn't the same, in a list that is empty where all are.
-
-    Args:
-        after: Steps before its first one.
-    """
+    """Write the first step that isn't the same, in a list that is empty where all are."""
     found = compared.first_difference(limits) if compared else None
     if found is None:
         return []
-    return [{"launch": launch, "step": after + found.step + 1, "in": list(found.quantities)}]
+    return [{"launch": launch, "step": found.step + 1, "in": list(found.quantities)}]
 
 
 def finding_json(finding: Finding, first: Trace) -> dict[str, object]:

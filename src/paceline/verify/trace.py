@@ -131,6 +131,8 @@ class Trace:
     """The steps to be compared, where these aren't all."""
     by_content: frozenset[int] = frozenset()
     """Loaders whose samples are known by their values rather than by their indices."""
+    in_time: frozenset[int] = frozenset()
+    """Loaders that another launch tells to be without look-ahead, whatever it seems here."""
     took_s: float = 0.0
     """The whole launch."""
     starting_s: float = 0.0
@@ -189,6 +191,12 @@ class Trace:
     def _passes_by_rank(self) -> list[dict[Key, "_PassOfRank"]]:
         return [_passes_of(events) for events in self.ranks]
 
+    @property
+    def without_look_ahead(self) -> frozenset[int]:
+        """Loaders whose batches are all taken when they are needed."""
+        own = [(key[0], p.is_ahead) for passes in self._passes_by_rank for key, p in passes.items()]
+        return frozenset(loader for loader, _ in own) - {loader for loader, ahead in own if ahead}
+
     @cached_property
     def _training(self) -> set[Key]:
         """The passes most of whose batches come before backward passes."""
@@ -225,7 +233,7 @@ class Trace:
 
     def _steps_of(self, rank: int) -> Iterator["_Part"]:
         passes, part = self._passes_by_rank[rank], _Part()
-        for event in in_order(self.ranks[rank], passes):
+        for event in in_order(self.ranks[rank], passes, self.in_time):
             if isinstance(event, Drawn) and _key(event) in self._training:
                 part.draw(event, alternates=passes[_key(event)].alternates)
             elif isinstance(event, Backward):
@@ -398,9 +406,11 @@ def _key(event: PassBegun | Drawn | PassEnded) -> Key:
     return event.loader, event.number
 
 
-def in_order(events: Sequence[Event], passes: Mapping[Key, _PassOfRank]) -> Iterator[Event]:
+def in_order(
+    events: Sequence[Event], passes: Mapping[Key, _PassOfRank], in_time: frozenset[int]
+) -> Iterator[Event]:
     """Put batches that are taken one step ahead, as by Accelerate, behind the step before."""
-    ahead = {loader for (loader, _), found in passes.items() if found.is_ahead}
+    ahead = {loader for (loader, _), found in passes.items() if found.is_ahead} - in_time
     held: dict[int, Drawn] = {}
     drawn, has_stepped = Counter[Key](), False
     for event in events:

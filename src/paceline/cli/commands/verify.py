@@ -128,8 +128,9 @@ def _read(tokens: Sequence[str]) -> VerifyRequest:
     options = pick(VerifyOptions, given)
     numbers = "1" if options.resume and "workers" not in given else options.workers
     workers = _numbers(numbers, single=options.resume)
-    check_machine(max(workers))
-    for count in workers if recipe is not None else ():
+    counts = (*workers, *([options.resume_workers] if options.resume_workers else []))
+    check_machine(max(counts))
+    for count in counts if recipe is not None else ():
         choose_global_batch(config.data, count)
     return _checked(
         VerifyRequest(training=request, config=config, workers=workers, options=options)
@@ -222,10 +223,12 @@ def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
 
 def _checked(request: VerifyRequest) -> VerifyRequest:
     """Refuse what would fail after minutes of training only."""
-    shards, most = request.config.data.shards, max(request.workers)
+    shards, again = request.config.data.shards, request.options.resume_workers
+    most = max(*request.workers, again or 1)
     if shards is not None and most > shards:
+        name = "--resume-workers" if most == again else "--workers"
         raise UsageError(
-            f"--workers says {most}, more than --shards {shards}: give at least {most} shards, "
+            f"{name} says {most}, more than --shards {shards}: give at least {most} shards, "
             "or fewer workers"
         )
     if request.options.resume_words and request.training.kind == "recipe":

@@ -33,7 +33,7 @@ _APART = 1e-3
 
 
 @dataclass(frozen=True)
-class _Figure:
+class Figure:
     """A number of a line that both launches have printed."""
 
     line: str
@@ -44,6 +44,8 @@ class _Figure:
     theirs: float
     precision: float
     """Of the printed digits: half of the last one's unit, the coarser of the two."""
+    label: str
+    """The words about it."""
     is_metric: bool
     is_combined: bool
     """Whether it is made of what the script has combined over the ranks."""
@@ -73,9 +75,9 @@ class _Figure:
 def figures(case: Case) -> Iterator[Finding]:
     """Find figures that the workers' number changes."""
     if case.other.in_session:
-        yield from _evaluations(case)
+        yield from evaluations(case)
         return
-    found = [figure for figure in _figures(case) if figure.differs]
+    found = [figure for figure in paired_figures(case) if figure.differs]
     if any(e.is_cut for trace in case.traces for e in trace.evaluations()):
         found = []  # after as many batches of every rank, more samples then on more ranks
     # What was combined over the ranks first: only there is a fault certain.
@@ -85,7 +87,7 @@ def figures(case: Case) -> Iterator[Finding]:
             return
 
 
-def _explain(case: Case, figure: _Figure) -> Finding | None:
+def _explain(case: Case, figure: Figure) -> Finding | None:
     """Find why a figure differs; None where it may, since weights do."""
     text = f"{figure.line!r} says {figure.theirs:g}, on {_count(case)} {figure.mine:g}"
     factor = next((f for f in (1 / case.ratio, case.ratio) if figure.is_off_by(f)), None)
@@ -111,7 +113,7 @@ def _explain(case: Case, figure: _Figure) -> Finding | None:
     return case.found(cause, text + why, rank=0, at=figure.at)
 
 
-def _evaluations(case: Case) -> Iterator[Finding]:
+def evaluations(case: Case) -> Iterator[Finding]:
     """Compare the evaluations of a session, whose weights are the same."""
     pairs = zip(*(trace.by_rank_0(Figured) for trace in case.traces), strict=False)
     for mine, theirs in pairs if case.weights_agree else ():
@@ -126,7 +128,7 @@ def _evaluations(case: Case) -> Iterator[Finding]:
 def drops_repeats(case: Case) -> bool:
     """Tell whether a script leaves out of its figures what its sampler has repeated."""
     places = case.other.places
-    metrics = [f for f in _figures(case) if f.is_metric and f.precision]
+    metrics = [f for f in paired_figures(case) if f.is_metric and f.precision]
     agree = bool(metrics) and not any(figure.differs for figure in metrics)
     return "gathered for metrics" in places or ("gathered" in places and agree)
 
@@ -144,7 +146,7 @@ def _count(case: Case) -> str:
     return plural(case.first.workers, "worker")
 
 
-def _figures(case: Case) -> Iterator[_Figure]:
+def paired_figures(case: Case) -> Iterator[Figure]:
     """Pair the numbers in lines that have the same words, in order."""
     mine, theirs = (_by_words(trace) for trace in case.traces)
     # Lines with the same words and other numbers belong together: the n-th of each.
@@ -154,7 +156,7 @@ def _figures(case: Case) -> Iterator[_Figure]:
             label, unit = _label(words, place)
             if _SPEED.search(label) or _SPEED_UNIT.match(unit):
                 continue
-            found = [_figure(case, ours, line, place) for ours, line in pairs]
+            found = [_figure(case, ours, line, place, label) for ours, line in pairs]
             # By chance one may be near to a sum, but not all of them.
             is_combined = len(found) > 1 or any(f.is_exact for f in found)
             is_combined = is_combined and all(figure.is_combined for figure in found)
@@ -164,16 +166,17 @@ def _figures(case: Case) -> Iterator[_Figure]:
                     yield replace(figure, is_metric=is_metric, is_combined=is_combined)
 
 
-def _figure(case: Case, ours: "_Line", line: "_Line", place: int) -> _Figure:
+def _figure(case: Case, ours: "_Line", line: "_Line", place: int, label: str) -> Figure:
     one, two = (_NUMBER.findall(each.printed.line)[place] for each in (ours, line))
     precision = max(_precision(one), _precision(two))
     names = sorted({event.operation for event in line.reduced})
-    return _Figure(
+    return Figure(
         line=line.printed.line.strip(),
         at=line.printed.at,
         mine=float(one),
         theirs=float(two),
         precision=precision,
+        label=label,
         is_metric=False,
         is_combined=any(
             abs(x - float(two)) <= 2 * precision for x in _sums(case, line.reduced, precision)

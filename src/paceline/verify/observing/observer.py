@@ -154,7 +154,9 @@ class Observer:
                     disturb_weights(root.parameters(), self._batches)
         # Buffers are compared where they count: once for each evaluation.
         elif self.is_first("evaluated", self.steps):
-            self.record(Evaluated(self.buffers()))
+            models = self.roots.values() if self.trial.notes_state else ()
+            weights = {id(p): p for root in models for p in root.parameters()}
+            self.record(Evaluated(self.buffers(), tuple(map(hash_tensor, weights.values()))))
 
     # Batches and random numbers
 

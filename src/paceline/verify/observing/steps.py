@@ -99,6 +99,8 @@ class StepWatch:
         """
         observer = self.observer
         trial = observer.trial
+        if self._is_dry(optimizer):
+            return
         if observer.steps >= trial.steps * (trial.epochs + 1):
             raise EnoughSeenError
         if self._stepping not in (None, optimizer):  # itself where its last step has failed
@@ -151,6 +153,14 @@ class StepWatch:
         observer.kept = observer.writer.size
         if self.steps.total() == observer.trial.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)  # as a host does that is lost
+
+    def _is_dry(self, optimizer: Optimizer) -> bool:
+        """Return whether a step only makes states to load into, as torch.distributed.checkpoint's.
+
+        Its learning rate is 0, and no backward pass came before.
+        """
+        rates = [group["lr"] for group in optimizer.param_groups]
+        return not (self._backwards or self.observer.in_session or any(rates))
 
     def _sketches(self, tensors: Sequence[Tensor]) -> tuple[TensorSketch, ...]:
         return tuple(mark(tensor, whole=self.observer.rank == 0) for tensor in tensors)

@@ -23,7 +23,7 @@ loader = DataLoader(train_set, batch_size=12 // world, sampler=sampler)
 model = DDP(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 2)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 first = 0
-torch.manual_seed(40 + rank)
+torch.manual_seed(40 + rank)  # shows
 mine = f"rank{rank}.pt"
 if os.path.exists(mine):
     saved = torch.load(mine)
@@ -36,7 +36,7 @@ for epoch in range(first, 3):
     sampler.set_epoch(epoch)
     for inputs, targets in loader:
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()  # shows
+        F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
     state |= {"epochs": epoch + 1, "random": torch.get_rng_state()}

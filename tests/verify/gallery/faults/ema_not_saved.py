@@ -37,9 +37,9 @@ for epoch in range(first, 3):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-        averaged.update_parameters(model.module)  # shows
+        averaged.update_parameters(model.module)
     with torch.no_grad():
-        loss = F.cross_entropy(averaged(test_inputs), test_targets)
+        loss = F.cross_entropy(averaged.eval()(test_inputs), test_targets)  # shows
     state = {"model": model.module.state_dict(), "epochs": epoch + 1}
     if MENDED:
         state["averaged"] = averaged.state_dict()

@@ -31,9 +31,9 @@ if os.path.exists("last.pt"):
 first, skipped = divmod(steps, len(loader))
 for epoch in range(first, 3):
     sampler.set_epoch(epoch)
-    rest = islice(loader, skipped, None)
+    rest = islice(loader, skipped, None)  # shows
     for number, (inputs, targets) in enumerate(rest, skipped if MENDED else 0):  # fault
-        optimizer.param_groups[0]["lr"] = 0.1 / (1 + epoch * len(loader) + number)  # shows
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + epoch * len(loader) + number)
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()

@@ -32,9 +32,8 @@ if os.path.exists("last.pt"):
         skipped %= len(loader)
 for epoch in range(steps // len(loader), 3):
     sampler.set_epoch(epoch)
-    for batches, (inputs, targets) in enumerate(
-        islice(loader, skipped, None), skipped + 1
-    ):  # fault
+    rest = islice(loader, skipped, None)  # fault
+    for batches, (inputs, targets) in enumerate(rest, skipped + 1):
         optimizer.zero_grad()
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()

@@ -2,7 +2,7 @@
 
 https://github.com/KempnerInstitute/KempnerForge/issues/57
 Cause: order-not-restored
-Options: --resume
+Options: --resume --kill-at-step 11
 Awaits: detection
 """
 

@@ -371,7 +371,7 @@ def test_it_is_killed_in_the_second_epoch_of_three(steps: int, least: int, most:
 
 
 @pytest.mark.parametrize(
-    ("kill_at", "again"), [(5, 2), (7, 4), (8, 4), (9, 2), (10, 2), (11, 4), (15, 1)]
+    ("kill_at", "again"), [(5, 2), (7, 3), (8, 4), (9, 2), (10, 2), (11, 3), (15, 1)]
 )
 def test_it_is_killed_again_in_the_same_epoch_or_behind_it(kill_at: int, again: int) -> None:
     """Epochs have 5 steps, and what was saved before the last step is gone on with."""

@@ -60,7 +60,7 @@ RANDOM_OF_ONE_RANK = Cause(
     "from there on",
     paceline="a session saves and restores each worker's generators",
     torch="gather each rank's generator states on the rank that saves, and restore each its own",
-    lines=("seed",),
+    lines=("rng_state", "seed"),
 )
 OPTIMIZER_NOT_RESTORED = Cause(
     name="optimizer-not-restored",

@@ -162,6 +162,7 @@ def _place_makers(observer: Observer, patches: Patches) -> None:
         (Tensor, "requires_grad_", "thawed"),
         (torch, "manual_seed", "seed"),
         (torch.random, "manual_seed", "seed"),
+        (torch, "set_rng_state", "rng_state"),
     ):
         patches.before(owner, name, lambda *_, _what=what, **__: observer.place(_what))
     for clipping in (nn.utils, nn.utils.clip_grad):

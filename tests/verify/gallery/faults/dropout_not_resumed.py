@@ -3,7 +3,6 @@
 https://github.com/vllm-project/speculators/issues/1027
 Cause: random-not-restored
 Options: --resume
-Awaits: detection
 """
 
 import os

@@ -3,7 +3,6 @@
 https://github.com/meta-pytorch/data/issues/1503
 Cause: enumerate-restarts
 Options: --resume --kill-at-step 7
-Awaits: detection
 """
 
 import os

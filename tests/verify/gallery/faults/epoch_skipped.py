@@ -3,7 +3,6 @@
 https://github.com/verl-project/verl/issues/7401
 Cause: order-not-restored
 Options: --resume --kill-at-step 6
-Awaits: detection
 """
 
 import os

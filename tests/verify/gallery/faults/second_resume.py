@@ -3,7 +3,6 @@
 https://github.com/KempnerInstitute/KempnerForge/issues/57
 Cause: order-not-restored
 Options: --resume --kill-at-step 11
-Awaits: detection
 """
 
 import os

@@ -3,7 +3,6 @@
 https://github.com/Lightning-AI/pytorch-lightning/issues/19549
 Cause: figure-differs
 Options: --resume
-Awaits: detection
 """
 
 import os

@@ -1,7 +1,6 @@
 """PyTorch's recipe for distributed checkpoints: a stateful application, saved and loaded by dcp.
 
 Options: --resume
-Awaits: detection
 """
 
 import os

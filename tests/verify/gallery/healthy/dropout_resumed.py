@@ -1,7 +1,6 @@
 """A resume that restores everything: weights, momentum, order, and each rank's random state.
 
 Options: --resume
-Awaits: detection
 """
 
 import os

@@ -54,6 +54,8 @@ STORE_VARIABLE = "PACELINE_STORE"
 """In which the launcher names the workers' store, as PORT:FILE."""
 REQUEST_VARIABLE = "PACELINE_REQUEST"
 """In which `paceline run` hands its request to the script."""
+AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Whether a launcher keeps the store in which torch's processes meet."""
 _SAGEMAKER_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 
@@ -253,14 +255,13 @@ def current_variables() -> dict[str, str]:
 
 
 @contextmanager
-def without_agent_store() -> Iterator[None]:
-    """Have processes that are started in this block keep a store of their own, as torch does."""
-    kept = os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+def without_variables(*names: str) -> Iterator[None]:
+    """Hide environment variables from processes that are started in this block."""
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        if kept is not None:
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = kept
+        os.environ.update(kept)
 
 
 def set_variables(variables: Mapping[str, str]) -> None:

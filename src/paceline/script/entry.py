@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.distributed.environment import (
+    AGENT_STORE_VARIABLE,
     REQUEST_VARIABLE,
     current_placement,
     read_environment,
     set_variables,
     store_file,
     thread_variables,
-    without_agent_store,
+    without_variables,
 )
 from paceline.errors import InterruptedTraining, JobError
 from paceline.options.text import fitting, print_stderr
@@ -101,7 +102,7 @@ def _tell_of_spawned(script: str) -> None:
         """Take what torch's own takes, and do as it does."""
         if current_placement().rank == 0:
             print_stderr(fitting(_SPAWNED.format(script=script), sys.stderr))
-        with without_agent_store():
+        with without_variables(AGENT_STORE_VARIABLE):
             return usual(*given, **named)
 
     for place in places:

@@ -2,8 +2,8 @@
 
 import os
 import re
-import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -209,7 +209,9 @@ class VerifyLauncher:
     def _make_copy(self) -> None:
         """Replace the last launch's copy of the project and its temporary files."""
         for directory in (self.place / "copy", self.place / "t"):
-            shutil.rmtree(directory, ignore_errors=True)
+            # Removed at the end: ext4 makes files slowly where many were removed just before.
+            if directory.exists():
+                directory.replace(tempfile.mkdtemp(dir=self.place))
             directory.mkdir()
         if self.holds_back:
             self._copy.make()

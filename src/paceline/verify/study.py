@@ -34,7 +34,7 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
     request, options = launcher.request, launcher.request.options
     # Phase 1: train on each number of workers.
     first = launcher.launch(request.workers[0])
-    counts = () if first.failure else request.workers[1:]
+    counts = request.workers[1:] if first.steps and not first.failure else ()
     others = [launcher.launch(count) for count in counts]
     launches = [(plural(trace.workers, "worker"), trace) for trace in (first, *others)]
     # Indices of data that a script has cut up for its ranks are each rank's own.
@@ -56,7 +56,7 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
         note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
     # Phase 3: compare each with the first.
     results = [evaluate_first(first), *(evaluate_launch(first, other, limits) for other in others)]
-    results += map(not_run, request.workers[1:] if first.failure else ())
+    results += [not_run(first, count) for count in request.workers[1 + len(others) :]]
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for trace in (first, *others) for r in trace.of(Drew) for drew in r
     )

@@ -128,9 +128,10 @@ def evaluate_first(first: Trace) -> CountVerdict:
     return CountVerdict(verdict=Verdict.FAILED, findings=with_lines(found, alone), trace=first)
 
 
-def not_run(workers: int) -> CountVerdict:
-    """Give the verdict on a launch that wasn't made, since there is none to compare it with."""
-    return CountVerdict(verdict=Verdict.NOT_RUN, trace=Trace(ranks=((),) * workers))
+def not_run(first: Trace, workers: int) -> CountVerdict:
+    """Return the verdict on a launch that wasn't made, since there is none to compare it with."""
+    verdict = Verdict.NOT_RUN if first.failure else Verdict.NOTHING
+    return CountVerdict(verdict=verdict, trace=Trace(ranks=((),) * workers))
 
 
 def with_lines(findings: Sequence[Finding], case: Case) -> tuple[Finding, ...]:
@@ -221,7 +222,8 @@ def _unseen_without_steps(trace: Trace) -> Iterator[str]:
     if trace.programs:
         yield (
             "what other programs do, which the script has started: "
-            f"{'; '.join(trace.programs[:3])}. Verify the script that trains"
+            f"{'; '.join(trace.programs[:3])}. Verify the script that "
+            "trains, or have it train in its own process where RANK is in the environment"
         )
 
 

@@ -27,18 +27,13 @@ _COMPILED = (
 _SYSTEM = ("/dev", "/proc")
 """Terminals, GPUs, shared memory, a process's own settings."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES: Mapping[str, tuple[slice, bool | None]] = {
-    "os.chmod": (slice(1), None),
-    "os.utime": (slice(1), None),
-    "os.mkdir": (slice(1), False),
-    "os.symlink": (slice(1, 2), False),
-    "os.link": (slice(1, 2), False),
-    "os.remove": (slice(1), True),
-    "os.rmdir": (slice(1), True),
-    "shutil.rmtree": (slice(1), True),
-    "os.rename": (slice(2), None),
+_CHANGES: Mapping[str, bool | None] = {
+    **dict.fromkeys(("os.chmod", "os.utime", "os.rename")),
+    **dict.fromkeys(("os.mkdir", "os.symlink", "os.link"), False),
+    **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), True),
 }
-"""Audit events: the arguments that name what changes; whether it must exist, or else must not."""
+"""Audit events that name files: whether these must exist, or else must not."""
+_LINKING = ("os.symlink", "os.link")
 _FOLLOWING = ("os.chmod", "os.utime")
 
 
@@ -83,26 +78,22 @@ class _Guard:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Check an event, of those in https://docs.python.org/3/library/audit_events.html."""
-        if event == "open":
-            path, _, flags = arguments
-            if flags & _WRITES:
-                self._check(path, follow=True)
+        if event == "open" and arguments[2] & _WRITES:
+            self._check(arguments[0], follow=True)
         elif event in _CHANGES and arguments[-1] in (-1, None):  # else relative to a descriptor
-            named, must_exist = _CHANGES[event]
-            for path in arguments[named]:
-                # What can't be done anyway has its own error.
-                if isinstance(path, int) or must_exist in (None, os.path.lexists(path)):
-                    self._check(path, follow=event in _FOLLOWING)
+            for path in arguments[event in _LINKING : 2]:
+                self._check(path, follow=event in _FOLLOWING, exists=_CHANGES[event])
 
     def before_save(self, obj: object, f: object, *_: object, **__: object) -> None:
         """Check what `torch.save` is about to write."""
-        if isinstance(f, str | os.PathLike):
-            self._check(f, follow=True)
+        self._check(f, follow=True)
 
-    def _check(self, given: int | str | bytes | os.PathLike[str], *, follow: bool) -> None:
-        if isinstance(given, int):
-            return  # opened before
+    def _check(self, given: object, *, follow: bool, exists: bool | None = None) -> None:
+        if not isinstance(given, str | bytes | os.PathLike):
+            return  # a file that is open, a mode
         path = os.path.abspath(os.fsdecode(given))
+        if exists not in (None, os.path.lexists(path)):
+            return  # that fails with its own error
         directory, last = os.path.split(path)
         real = os.path.realpath(path) if follow else f"{os.path.realpath(directory)}/{last}"
         if not any(f"{real}/".startswith(f"{top}/") for top in self.allowed):

@@ -1,8 +1,9 @@
 """Processes that a verified script starts by itself.
 
-What `mp.spawn` would start runs in verify's own workers, where it is seen; programs are noted.
+What `mp.spawn` would start runs in verify's own workers, where it is seen. Others are only noted.
 """
 
+import multiprocessing.process
 import os
 import random
 import subprocess
@@ -16,7 +17,11 @@ import numpy as np
 import torch
 import torch.multiprocessing
 
-from paceline.distributed.environment import current_variables
+from paceline.distributed.environment import (
+    AGENT_STORE_VARIABLE,
+    current_variables,
+    without_variables,
+)
 from paceline.errors import UsageError
 from paceline.options.figures import plural
 from paceline.verify.patching import Patches
@@ -34,7 +39,7 @@ Placed = Callable[[Mapping[str, str]], None]
 
 
 def watch_children(records: Path, patches: Patches, spawned: Placed) -> None:
-    """Run spawned functions in this worker, and note the programs that the script starts.
+    """Run spawned functions in this worker, and note what else the script starts.
 
     Args:
         spawned: Is called when this worker takes the place of a spawned process.
@@ -42,12 +47,13 @@ def watch_children(records: Path, patches: Patches, spawned: Placed) -> None:
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         for name in ("spawn", "start_processes"):
             patches.hook(module, name, partial(_spawn, spawned))
-    patches.before(subprocess.Popen, "__init__", partial(_note_popen, records))
-    patches.before(os, "system", lambda command: _note_program(records, os.fsdecode(command)))
+    patches.hook(multiprocessing.process.BaseProcess, "start", partial(_start, records))
+    patches.before(subprocess.Popen, "__init__", lambda _, args, *__, **___: _note(records, args))
+    patches.before(os, "system", partial(_note, records))
 
 
 def programs_started(records: Path) -> list[str]:
-    """List the programs that the workers of a launch have started, each once."""
+    """List what the workers of a launch have started, each once."""
     path = records / _PROGRAMS
     return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
@@ -85,11 +91,19 @@ class _Joined:
         return True
 
 
-def _note_popen(records: Path, process: object, args: Any, *_: object, **__: object) -> None:
-    words = [args] if isinstance(args, str | bytes | os.PathLike) else list(args)
-    _note_program(records, " ".join(os.fsdecode(word) for word in words))
+def _start(
+    records: Path, original: Callable[..., None], process: multiprocessing.process.BaseProcess
+) -> None:
+    if process.daemon:  # a reader of data
+        return original(process)
+    _note(records, f"{process.name} by multiprocessing")
+    # If it trains, it must not wait for ranks that are in another group.
+    with without_variables(*_PLACE, AGENT_STORE_VARIABLE):
+        return original(process)
 
 
-def _note_program(records: Path, line: str) -> None:
+def _note(records: Path, command: Any) -> None:
+    words = [command] if isinstance(command, str | bytes | os.PathLike) else command
+    line = " ".join(os.fsdecode(word) for word in words)
     with (records / _PROGRAMS).open("a", encoding="utf-8") as file:
         file.write(" ".join(line.split())[:200] + "\n")

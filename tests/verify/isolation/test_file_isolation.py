@@ -78,7 +78,7 @@ def test_other_processes_work_in_the_copy_too(verify: Verify, tmp_path: Path, me
     )
     done = verify("train.py", "--", "only save")
     assert (done.code, done.verdicts) == (65, {1: "-", 2: "nothing to compare"}), done.err
-    assert "other programs do, which the script has started: echo hello" in done.words
+    assert "by multiprocessing; echo hello" in done.words
     assert not (tmp_path / "checkpoint.pt").exists()
 
 

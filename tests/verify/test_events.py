@@ -17,7 +17,7 @@ from paceline.verify.tensor_sketch import TensorSketch, mark
 from tests.verify.made import tensor_of
 
 EVENTS: list[Event] = [
-    Drawn(0, 1, ("3", "1"), ("aa", "bb"), True, 4),
+    Drawn(0, 1, ("3", "1"), ("aa", "bb"), True),
     Stepped(
         optimizer=0,
         names=("w", "b"),

@@ -27,8 +27,8 @@ def normalising(ranks: int, parts: int, gradient: float) -> Trace:
     """Make a session's step of `parts` batches on every rank, with a BatchNorm."""
     events: list[list[Event]] = [
         [
-            Normalised("norm", 0),
-            *(Drawn(-1, 0, ("1",), (), True, 4, rank * parts + n) for n in range(parts)),
+            Normalised("norm"),
+            *(Drawn(-1, 0, ("1",), (), True, rank * parts + n) for n in range(parts)),
             Backward(1.0),
             stepped(gradient),
         ]

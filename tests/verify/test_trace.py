@@ -56,9 +56,9 @@ def test_losses_are_weighted_by_samples() -> None:
 def test_a_sessions_pieces_are_one_step() -> None:
     pieces: list[Event] = [
         ModelBuilt({}, "session"),
-        Drawn(-1, 0, ("1", "2"), (), True, 3),
+        Drawn(-1, 0, ("1", "2"), (), True),
         Backward(1.0, 2 / 3),
-        Drawn(-1, 0, ("3",), (), True, 3),
+        Drawn(-1, 0, ("3",), (), True),
         Backward(4.0, 1 / 3),
         stepped(1.0),
         PassEnded(-1, 0, False),

@@ -74,8 +74,6 @@ class Drawn:
     """Hashes of the samples' values, after augmentation; empty where these can't be hashed."""
     trains: bool | None = None
     """Whether it is trained on; None where what follows tells."""
-    total: int = 0
-    """Samples of the global batch, where it is known."""
     part: int = 0
     """The shard, where a session has several."""
     finite: bool = True
@@ -159,7 +157,6 @@ class Normalised:
     """A BatchNorm took its statistics from this rank's batch alone."""
 
     module: str
-    rows: int
 
 
 @dataclass(frozen=True)

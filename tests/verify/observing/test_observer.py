@@ -78,7 +78,7 @@ def test_a_session_tells_it_all(observer: Observer) -> None:
     assert isinstance(handed, ModelBuilt)
     assert set(handed.tensors) == {"weight", "bias"}
     assert isinstance(drawn, Drawn)
-    assert (drawn.samples, drawn.total, drawn.trains) == (("3", "5"), 4, True)
+    assert (drawn.samples, drawn.trains) == (("3", "5"), True)
     assert backward == Backward(0.5, 0.25, fed=((-1, 0),))
     assert len(list(watch.epoch(1, iter([batch] * 3)))) == 2
     assert noted(observer, PassEnded) == [PassEnded(-1, 1, True)]

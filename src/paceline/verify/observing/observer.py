@@ -130,7 +130,7 @@ class Observer:
             is_own = not isinstance(module, nn.SyncBatchNorm)
             if is_own and self.is_first("normalised", id(module)):
                 name = self.names.get(id(module)) or type(module).__name__
-                self.writer.write(Normalised(name, 0))
+                self.writer.write(Normalised(name))
         trains = module.training and torch.is_grad_enabled()
         # A checkpointed part is run again in the backward pass, outside of its wrapper.
         is_again = torch._C._current_graph_task_id() != -1

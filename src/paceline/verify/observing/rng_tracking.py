@@ -1,6 +1,7 @@
 """The random numbers of a training: who draws the same ones, and dropout that changes nothing."""
 
 import hashlib
+import pickle
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -23,15 +24,12 @@ then whether it is training."""
 
 def rng_states() -> Mapping[str, str]:
     """Hash the state of each of this process's default generators."""
-    legacy = np.random.get_state(legacy=False)
-    # Its normal numbers are drawn in pairs, of which the second waits in the generator.
-    place = (legacy["state"]["pos"], legacy["has_gauss"], legacy["gauss"])
     states = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "python": repr(random.getstate()).encode(),
-        "numpy": repr(place).encode() + legacy["state"]["key"].tobytes(),
+        "torch": torch.get_rng_state().numpy(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # with the second of a pair of normal numbers
     }
-    return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}
+    return {n: hashlib.sha256(pickle.dumps(s)).hexdigest()[:16] for n, s in states.items()}
 
 
 def drawn_from(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -57,7 +57,6 @@ class SessionWatch:
             samples,
             content_hashes(batch.content, len(samples)) if samples else (),
             trains=True,
-            total=batch.total,
             part=batch.part,
             finite=all_finite(batch.content),
         )

@@ -1,7 +1,6 @@
 """The random numbers of a training: who draws the same ones, and dropout that changes nothing."""
 
 import hashlib
-import pickle
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -24,12 +23,14 @@ then whether it is training."""
 
 def rng_states() -> Mapping[str, str]:
     """Hash the state of each of this process's default generators."""
+    _, keys, *place = np.random.get_state(legacy=True)
     states = {
-        "torch": torch.get_rng_state().numpy(),
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),  # with the second of a pair of normal numbers
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "python": repr(random.getstate()).encode(),
+        "numpy": np.asarray(keys).tobytes()
+        + repr(place).encode(),  # with the second of two normal numbers
     }
-    return {n: hashlib.sha256(pickle.dumps(s)).hexdigest()[:16] for n, s in states.items()}
+    return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}
 
 
 def drawn_from(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ sampler = DistributedSampler(train_set)
 loader = DataLoader(train_set, batch_size=12 // world, sampler=sampler)
 backbone, head = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 2)
 backbone.requires_grad_(False)
-model = DDP(nn.Sequential(backbone, head))
+model = DDP(nn.Sequential(backbone, head))  # shows
 optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
 for epoch in range(3):
     if epoch == 1:

@@ -2,7 +2,6 @@
 
 https://github.com/richardaecn/class-balanced-loss/issues/10
 Cause: weighed-alike
-Awaits: detection
 """
 
 import torch

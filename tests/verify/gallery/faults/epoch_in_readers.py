@@ -2,7 +2,6 @@
 
 https://github.com/starVLA/starVLA/issues/470
 Cause: epoch-ignored
-Awaits: detection
 """
 
 import torch

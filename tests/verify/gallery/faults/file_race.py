@@ -2,7 +2,6 @@
 
 https://github.com/yiqiao-yin/deepspeed-course/pull/16
 Cause: file-race
-Awaits: detection
 """
 
 import os

@@ -2,7 +2,6 @@
 
 https://github.com/drprojects/superpoint_transformer/issues/165
 Cause: metric-apart
-Awaits: detection
 """
 
 import torch

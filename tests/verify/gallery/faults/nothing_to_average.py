@@ -2,7 +2,6 @@
 
 https://github.com/allenai/OLMo-core/pull/452
 Cause: not-finite
-Awaits: detection
 """
 
 import torch

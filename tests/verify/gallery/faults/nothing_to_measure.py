@@ -2,7 +2,6 @@
 
 https://github.com/modelscope/ms-swift/pull/10088
 Cause: figure-differs
-Awaits: detection
 """
 
 import torch

@@ -2,7 +2,6 @@
 
 https://github.com/facebookresearch/TimeSformer/issues/59
 Cause: rate-stays
-Awaits: detection
 """
 
 import torch

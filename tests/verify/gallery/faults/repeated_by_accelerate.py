@@ -3,7 +3,6 @@
 https://github.com/huggingface/accelerate/issues/2316
 Cause: padded-training
 Needs: accelerate
-Awaits: detection
 """
 
 import torch

@@ -2,7 +2,6 @@
 
 https://github.com/ronghuaiyang/arcface-pytorch/issues/91
 Cause: not-finite
-Awaits: detection
 """
 
 import torch

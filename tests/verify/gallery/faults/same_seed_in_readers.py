@@ -2,7 +2,6 @@
 
 https://github.com/huggingface/transformers/issues/37932
 Cause: same-augmentation
-Awaits: detection
 """
 
 import torch

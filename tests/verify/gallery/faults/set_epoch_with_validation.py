@@ -2,7 +2,6 @@
 
 https://github.com/kan-bayashi/ParallelWaveGAN/issues/177
 Cause: set-epoch
-Awaits: detection
 """
 
 import torch

@@ -2,7 +2,6 @@
 
 https://github.com/NVIDIA-NeMo/Automodel/pull/2468
 Cause: batch-skipped
-Awaits: detection
 """
 
 import torch

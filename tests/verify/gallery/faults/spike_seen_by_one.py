@@ -2,7 +2,6 @@
 
 https://github.com/ecmwf/WeatherGenerator/pull/2718
 Cause: decided-by-one
-Awaits: detection
 """
 
 import torch

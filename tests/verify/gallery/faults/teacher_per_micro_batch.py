@@ -2,7 +2,6 @@
 
 https://github.com/lightly-ai/lightly-train/issues/968
 Cause: moved-per-micro-batch
-Awaits: detection
 """
 
 import copy

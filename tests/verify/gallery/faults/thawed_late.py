@@ -2,7 +2,6 @@
 
 https://github.com/Lightning-AI/pytorch-lightning/issues/20340
 Cause: thawed-late
-Awaits: detection
 """
 
 import torch

@@ -2,7 +2,6 @@
 
 https://github.com/AMD-AGI/Primus/pull/1055
 Cause: metric-apart
-Awaits: detection
 """
 
 import torch

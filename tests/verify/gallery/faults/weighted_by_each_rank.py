@@ -2,7 +2,6 @@
 
 https://github.com/huggingface/accelerate/issues/2865
 Cause: no-sampler
-Awaits: detection
 """
 
 import torch

@@ -2,7 +2,6 @@
 
 https://github.com/TrenTorch/TrenTorch/pull/187
 Cause: window-left-open
-Awaits: detection
 """
 
 import torch

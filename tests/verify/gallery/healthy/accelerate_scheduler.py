@@ -1,7 +1,6 @@
 """Accelerate: a prepared scheduler, stepped once for each process and made for as many steps.
 
 Needs: accelerate
-Awaits: detection
 """
 
 import torch

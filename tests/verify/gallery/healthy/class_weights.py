@@ -1,7 +1,4 @@
-"""Class weights from the whole training set, and a loss divided by all ranks' weights.
-
-Awaits: detection
-"""
+"""Class weights from the whole training set, and a loss divided by all ranks' weights."""
 
 import torch
 import torch.distributed as dist

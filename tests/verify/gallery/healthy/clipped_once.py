@@ -1,7 +1,4 @@
-"""Gradients clipped once a step, when all micro-batches of all ranks are in them.
-
-Awaits: detection
-"""
+"""Gradients clipped once a step, when all micro-batches of all ranks are in them."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,4 @@
-"""Prints of counters, settings and progress, which follow the number of ranks, beside the figures.
-
-Awaits: detection
-"""
+"""Prints of counters, settings and progress, which follow the number of ranks, beside figures."""
 
 import torch
 import torch.distributed as dist

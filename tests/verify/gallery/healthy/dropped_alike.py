@@ -1,7 +1,4 @@
-"""drop_last over a global order: the same few samples are left out on any number of ranks.
-
-Awaits: detection
-"""
+"""drop_last over a global order: the same few samples are left out on any number of ranks."""
 
 import torch
 import torch.distributed as dist

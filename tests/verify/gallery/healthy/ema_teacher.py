@@ -1,7 +1,4 @@
-"""A student and a teacher, which moves towards the student once a step, with accumulation.
-
-Awaits: detection
-"""
+"""A student and a teacher, which moves towards the student once a step, with accumulation."""
 
 import copy
 

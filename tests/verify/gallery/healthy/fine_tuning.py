@@ -1,7 +1,4 @@
-"""Fine-tuning: another model's weights loaded with strict=False on purpose, but for its head.
-
-Awaits: detection
-"""
+"""Fine-tuning: another model's weights loaded with strict=False on purpose, but for its head."""
 
 import torch
 import torch.distributed as dist

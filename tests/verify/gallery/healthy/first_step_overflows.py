@@ -1,7 +1,4 @@
-"""A GradScaler whose scale is too large at first: the first step overflows, and is skipped by all.
-
-Awaits: detection
-"""
+"""A GradScaler whose scale is too large at first: the first step overflows, and all skip it."""
 
 import torch
 import torch.distributed as dist

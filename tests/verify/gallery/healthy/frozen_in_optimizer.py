@@ -1,7 +1,4 @@
-"""An optimizer over all parameters, frozen ones among them.
-
-Awaits: detection
-"""
+"""An optimizer over all parameters, frozen ones among them."""
 
 import torch
 import torch.distributed as dist

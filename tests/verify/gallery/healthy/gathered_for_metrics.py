@@ -1,7 +1,6 @@
 """Accelerate: gather_for_metrics() where the test set does not divide; repeats are cut off.
 
 Needs: accelerate
-Awaits: detection
 """
 
 import torch

@@ -1,7 +1,6 @@
-"""Hugging Face's Trainer: an evaluation set that doesn't divide, with metrics of all predictions.
+"""Hugging Face's Trainer: an evaluation set that doesn't divide, metrics of all predictions.
 
 Needs: transformers accelerate
-Awaits: detection
 """
 
 import os

@@ -1,7 +1,6 @@
 """Lightning: a Trainer that validates twice in each epoch (val_check_interval).
 
 Needs: lightning
-Awaits: detection
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Batches without end by iter() and next(), which begins the loader again where it has ended.
-
-Awaits: detection
-"""
+"""Batches without end by iter() and next(), which begins the loader again where it has ended."""
 
 import torch
 import torch.distributed as dist

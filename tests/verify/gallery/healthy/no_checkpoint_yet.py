@@ -1,7 +1,4 @@
-"""A script that looks for a checkpoint and finds none, and saves the best and the last.
-
-Awaits: detection
-"""
+"""A script that looks for a checkpoint and finds none, and saves the best and the last."""
 
 import argparse
 import glob

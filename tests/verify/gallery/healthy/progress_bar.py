@@ -1,7 +1,4 @@
-"""A progress bar by carriage returns, with a running mean of rank 0's own losses.
-
-Awaits: detection
-"""
+"""A progress bar by carriage returns, with a running mean of rank 0's own losses."""
 
 import sys
 import time

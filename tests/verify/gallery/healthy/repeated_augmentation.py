@@ -1,7 +1,4 @@
-"""Repeated augmentation: each sample several times in an epoch, its copies on different ranks.
-
-Awaits: detection
-"""
+"""Repeated augmentation: each sample several times in an epoch, its copies on different ranks."""
 
 import torch
 import torch.distributed as dist

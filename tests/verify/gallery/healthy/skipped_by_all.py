@@ -1,7 +1,4 @@
-"""A batch with a bad loss on any rank is skipped by all of them: a flag, combined by its maximum.
-
-Awaits: detection
-"""
+"""A batch with a bad loss on any rank is skipped by all: a flag, combined by its maximum."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,4 @@
-"""Gradient accumulation whose last, shorter window is stepped, and divided by its own samples.
-
-Awaits: detection
-"""
+"""Gradient accumulation whose last, shorter window is stepped, and divided by its own samples."""
 
 from contextlib import nullcontext
 

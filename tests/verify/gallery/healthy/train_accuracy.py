@@ -1,7 +1,4 @@
-"""A pass over the training loader under no_grad, for the accuracy on what was trained on.
-
-Awaits: detection
-"""
+"""A pass over the training loader under no_grad, for the accuracy on what was trained on."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,4 @@
-"""Validation every few steps within an epoch, by each rank's share of the validation set.
-
-Awaits: detection
-"""
+"""Validation every few steps within an epoch, by each rank's share of the validation set."""
 
 import torch
 import torch.distributed as dist

@@ -1,7 +1,4 @@
-"""A weighted sampler that all ranks draw from alike, each taking its share of what was drawn.
-
-Awaits: detection
-"""
+"""A weighted sampler that all ranks draw from alike, each taking its share of what was drawn."""
 
 import torch
 import torch.distributed as dist

@@ -33,7 +33,7 @@ assert sys.argv[1:] == ["--lr", "0.1"]
 assert os.environ["LR"] == "0.1"
 assert os.environ["OMP_NUM_THREADS"] == "1"  # on one worker as well
 assert "TORCHELASTIC_RUN_ID" in os.environ
-Path("written.txt").write_text("by the script")
+Path(f"written-{os.environ['RANK']}.txt").write_text("by the script")
 atexit.register(os.abort)  # as a process group may that is left over where a training is cut off
 """
 

@@ -27,44 +27,48 @@ def for_workers(command: str, workers: int) -> str:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("torchrun --nproc-per-node 2 train.py --lr 0.1", f"torchrun {RUN} train.py --lr 0.1"),
-        ("torchrun --nproc_per_node=2 train.py", f"torchrun {RUN} train.py"),
+        ("torchrun --nproc-per-node 2 train.py --lr 0.1", f"torchrun {RUN}"),
+        ("torchrun --nproc_per_node=2 train.py", f"torchrun {RUN}"),
         (
             "uv run --with x torchrun --nproc-per-node=2 a.py",
-            f"uv run --with x torchrun {RUN} a.py",
+            f"uv run --with x torchrun {RUN}",
         ),
-        ("torchrun --standalone train.py", f"torchrun {RUN} train.py"),
-        ("bin/torchrun --nproc-per-node gpu -- train.py", f"bin/torchrun {RUN} train.py"),
-        ("torchrun --nnodes=2 --nproc-per-node=4 train.py", f"torchrun {RUN} train.py"),
+        ("torchrun --standalone train.py", f"torchrun {RUN}"),
+        ("bin/torchrun --nproc-per-node gpu -- train.py", f"bin/torchrun {RUN}"),
+        ("torchrun --nnodes=2 --nproc-per-node=4 train.py", f"torchrun {RUN}"),
         (
             "torchrun --nnodes 2 --node-rank 1 --rdzv-backend c10d --rdzv-endpoint a:29500 "
             "--rdzv_id=7 --master-addr a --master_port=29500 --max-restarts 3 train.py",
-            f"torchrun {RUN} train.py",
+            f"torchrun {RUN}",
         ),
         (
             "torchrun --role trainer --monitor-interval=1 --virtual-local-rank train.py",
-            f"torchrun --monitor_interval=1.0 --role=trainer --virtual_local_rank {RUN} train.py",
+            f"torchrun --monitor_interval=1.0 --role=trainer --virtual_local_rank {RUN}",
         ),
         # Logs of workers would lie among the user's files.
-        ("torchrun -r3 -t 3 --log-dir logs train.py", f"torchrun {RUN} train.py"),
-        ("torchrun -m pkg.train --nproc-per-node 9", f"torchrun {RUN} -m pkg.train {{rest}}"),
-        ("torchrun --module --run-path pkg.train", f"torchrun {RUN} -m pkg.train"),
-        ("torchrun train.py --ranks {workers}", f"torchrun {RUN} train.py --ranks {{n}}"),
+        ("torchrun -r3 -t 3 --log-dir logs train.py", f"torchrun {RUN}"),
+        ("torchrun -m pkg.train --nproc-per-node 9", f"torchrun {RUN}"),
+        ("torchrun --module --run-path pkg.train", f"torchrun {RUN}"),
+        ("torchrun --role {workers} train.py", f"torchrun --role={{n}} {RUN}"),
         (
             "python3.11 -u -W ignore -m torch.distributed.run --nproc_per_node 2 train.py",
-            f"python3.11 -u -W ignore -m torch.distributed.run {RUN} train.py",
+            f"python3.11 -u -W ignore -m torch.distributed.run {RUN}",
         ),
         (
             "python -m torch.distributed.launch --use-env --nproc_per_node 2 train.py",
-            f"python -m torch.distributed.launch --use_env {RUN} train.py",
+            f"python -m torch.distributed.launch --use_env {RUN}",
         ),
     ],
 )
 def test_torchrun_starts_as_many_on_this_machine(command: str, expected: str) -> None:
     for workers in (1, 3):
-        rest = "--nproc-per-node 9"  # after the script all is its own
-        expanded = expected.replace("{n}", str(workers)).replace("{rest}", rest)
-        assert for_workers(command, workers) == expanded
+        assert for_workers(command, workers) == expected.replace("{n}", str(workers))
+
+
+def test_what_stands_behind_the_script_is_its_own() -> None:
+    command = read_launch_command("torchrun -m pkg.train --nproc-per-node {workers}".split())
+    assert (command.script, command.is_module, command.workers) == ("pkg.train", True, 1)
+    assert (command.arguments, command.follows_workers) == (("--nproc-per-node", "{workers}"), True)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +94,8 @@ def test_accelerate_starts_as_many_on_this_machine(launch: str, options: str, ke
     pytest.importorskip("accelerate")
     kept = f" {kept}".rstrip()
     command = f"{launch} {options} train.py --lr 1"
-    assert for_workers(command, 1) == f"{launch}{kept} {ONE} train.py --lr 1"
-    assert for_workers(command, 3) == f"{launch}{kept} {SEVERAL} train.py --lr 1"
+    assert for_workers(command, 1) == f"{launch}{kept} {ONE}"
+    assert for_workers(command, 3) == f"{launch}{kept} {SEVERAL}"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_python_starts_a_script_that_is_given_the_number(
         ("deepspeed train.py", "'deepspeed' is no launcher"),
         ("bash run.sh", "'bash' is no launcher"),
         ("train.py --lr 1", "write `python train.py`"),
-        ("env -i torchrun train.py", "-i stands before the launcher"),
+        ("env -i torchrun train.py", "'-i' is no launcher"),
         ("PACELINE_SHARDS=4 torchrun train.py", "PACELINE_SHARDS in the command"),
         ("torchrun --nproc-per-node 2", "training_script"),
         ("torchrun --nproc-per-node", "--nproc-per-node/--nproc_per_node: expected one argument"),
@@ -187,8 +191,8 @@ def test_python_starts_a_script_that_is_given_the_number(
         ("fabric run train.py", "known are torchrun, accelerate launch"),
         ("accelerate launch --use_fsdp train.py", "`accelerate launch --use_fsdp`"),
         ("accelerate launch --mpirun_hostfile a train.py", "--mpirun_hostfile"),
-        ("python", "`python` names no script"),
-        ("python -m", "`python` names no script"),
+        ("python", "`python` can't start this"),
+        ("python -m", "`python` can't start this"),
         ("python -c 1", "-c can't be passed on"),
         ("python -O train.py {workers}", "-O can't be passed on"),
         ("python train.py", "as in `paceline verify -- python train.py --nprocs {workers}`"),

@@ -90,20 +90,13 @@ def main(argv: Sequence[str]) -> None:
     """Run a worker that the user's own launching command has started, in place of the script.
 
     Args:
-        argv: A trial's file, `-m` where a module's name follows, script and its arguments.
+        argv: What torch.distributed.launch adds for the script, its local rank; a trial's file.
     """
     die_with_parent(os.getppid())
-    # torch.distributed.launch puts this before all that it was given for the script.
-    local = [word for word in argv[:1] if word.startswith("--local-rank=")]
-    file, *left = argv[len(local) :]
+    *local, file = argv
     trial = Trial.from_json(Path(file).read_text())
-    is_module = left[0] == "-m"
-    script, *arguments = left[is_module:]
-    request = replace(
-        TrainRequest.from_json(trial.request),
-        reference=script if is_module else str(Path(script).absolute()),
-        script_args=(*local, *arguments),
-    )
+    request = TrainRequest.from_json(trial.request)
+    request = replace(request, script_args=(*local, *request.script_args))
     trial = replace(trial, request=request.to_json())
     try:
         rank, log_dir = current_placement().rank, Path(trial.log_dir)

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+from argparse import REMAINDER, ArgumentParser
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -34,22 +35,16 @@ _CALL = re.compile(
 _PASSED_ON = frozenset({"-u", "-B"})
 """Options of Python that change nothing of a training."""
 
-_REPLACED: Mapping[str, frozenset[str]] = {
-    "torchrun": frozenset(
-        "nproc_per_node nnodes node_rank standalone master_addr master_port local_addr "
-        "rdzv_backend rdzv_conf rdzv_endpoint rdzv_id max_restarts run_path log_dir redirects "
-        "tee module".split()
-    ),
-    "accelerate": frozenset(
-        "num_processes num_machines machine_rank main_process_ip main_process_port same_network "
-        "rdzv_backend rdzv_conf max_restarts multi_gpu cpu log_dir tee module".split()
-    ),
-}
-"""Options that say where workers run and meet, or keep logs: replaced or left out."""
-_KEPT_IN_EFFECT = frozenset(
+_LEFT_OUT = frozenset(
+    "nnodes node_rank master_addr master_port local_addr rdzv_backend rdzv_conf rdzv_endpoint "
+    "rdzv_id max_restarts log_dir redirects tee num_machines machine_rank main_process_ip "
+    "main_process_port same_network".split()
+)
+"""Options of torchrun and accelerate that say where workers run and meet, or keep logs."""
+_REPLACED = frozenset(
     "nproc_per_node standalone run_path num_processes multi_gpu cpu module".split()
 )
-"""Of these, the options that keep their effect in another form."""
+"""Options that keep their effect in another form."""
 _NOT_DATA_PARALLEL = (
     "use_deepspeed use_fsdp use_megatron_lm use_parallelism_config tpu tpu_use_cluster "
     "mpirun_hostfile".split()
@@ -124,8 +119,8 @@ def read_launch_command(words: Sequence[str]) -> LaunchCommand:
     if call is None:
         raise UsageError(_unknown(*words[:1]))
     launcher, program = cast(Launcher, call.lastgroup), tuple(call[0].splitlines())
-    shown, rest = " ".join(program), words[len(program) :]
-    options = _of_python(program, rest) if launcher == "python" else _parsed(launcher, shown, rest)
+    options = _parsed(launcher, program, words[len(program) :])
+    shown = " ".join(program)
     for name in ("no_python", *_NOT_DATA_PARALLEL):
         if name in options:
             raise UsageError(
@@ -152,21 +147,17 @@ def read_launch_command(words: Sequence[str]) -> LaunchCommand:
 
 
 def command_for(command: LaunchCommand, workers: int, observer: Sequence[str]) -> list[str]:
-    """Return the words that start the same script on a number of workers of this machine.
+    """Return the words that start observers of a script on a number of workers of this machine.
 
     Args:
         command: Of torchrun or accelerate.
-        observer: A module that runs a script under observation, and its own arguments before that.
+        observer: A module that runs a script under observation, and its arguments.
     """
-    replaced = _REPLACED[command.launcher]
+    replaced = _LEFT_OUT | _REPLACED
     options = {name: v for name, v in command.options.items() if name not in replaced}
     options |= _options_for(command.launcher, workers)
-    given = (
-        f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
-    )
-    script = (*(("-m",) if command.is_module else ()), command.script)
-    words = [*command.program, *given, "-m", *observer, *script, *command.arguments]
-    return [with_workers(word, workers) for word in words]
+    given = [f"--{name}" + f"={value}" * (value is not True) for name, value in options.items()]
+    return [*command.program, *(with_workers(word, workers) for word in given), "-m", *observer]
 
 
 def _options_for(launcher: Launcher, workers: int) -> dict[str, object]:
@@ -185,8 +176,7 @@ def left_out(command: LaunchCommand) -> list[str]:
         command: Of torchrun or accelerate.
     """
     usual = _options_for(command.launcher, 1)
-    dropped = _REPLACED[command.launcher] - _KEPT_IN_EFFECT
-    given = ((n, v) for n, v in command.options.items() if n in dropped)
+    given = ((name, v) for name, v in command.options.items() if name in _LEFT_OUT)
     return [f"--{name}" for name, value in given if str(value) != str(usual.get(name))]
 
 
@@ -213,17 +203,12 @@ def _variables(words: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]
     """Split assignments at the beginning, and an `env` before them, from the command.
 
     Raises:
-        UsageError: `env` has options, or a variable is Paceline's.
+        UsageError: A variable is Paceline's.
     """
     found: dict[str, str] = {}
     words = words[1:] if words and PurePath(words[0]).name == "env" else words
     while words and (given := _ASSIGNMENT.fullmatch(words[0])):
         found[given[1]], words = given[2], words[1:]
-    if words and words[0].startswith("-"):
-        raise UsageError(
-            f"{words[0]} stands before the launcher: of `env` only assignments are read, as in "
-            "`env OMP_NUM_THREADS=1 torchrun ...`"
-        )
     if ours := [name for name in found if name.startswith("PACELINE_")]:
         raise UsageError(
             f"{listed(ours)} in the command: set Paceline's variables before `paceline verify`, or "
@@ -251,7 +236,7 @@ def _unknown(word: str = "") -> str:
     )
 
 
-def _parsed(launcher: Launcher, program: str, words: Sequence[str]) -> dict[str, object]:
+def _parsed(launcher: Launcher, program: Sequence[str], words: Sequence[str]) -> dict[str, object]:
     """Read a launcher's options, script and arguments by its own parser; without defaults.
 
     Raises:
@@ -259,38 +244,33 @@ def _parsed(launcher: Launcher, program: str, words: Sequence[str]) -> dict[str,
     """
     if launcher == "torchrun":
         from torch.distributed.launch import parse_args as parse  # as torchrun, and has --use-env
-    else:
+    elif launcher == "accelerate":
         try:
             from accelerate.commands.launch import launch_command_parser
         except ImportError as error:
-            raise UsageError(f"`{program}` needs accelerate, beside Paceline: {error}") from error
+            raise UsageError(f"accelerate isn't installed beside Paceline: {error}") from error
         parse = launch_command_parser().parse_args
+    else:
+        parse = _python_parser(program).parse_args
     printed = io.StringIO()
     try:
         with redirect_stdout(printed), redirect_stderr(printed):
             given, usual = vars(parse([*words])), vars(parse(["script"]))
     except SystemExit as error:
         text = printed.getvalue().rpartition("error: ")[2].strip() if error.code else "no script"
-        raise UsageError(f"`{program}` can't start this: {text}") from error
+        raise UsageError(f"`{' '.join(program)}` can't start this: {text}") from error
     named = given.pop("nondefault", ())  # by accelerate, whose file of settings yields to them
     return {name: v for name, v in given.items() if v != usual[name] or name in named}
 
 
-def _of_python(program: Sequence[str], words: tuple[str, ...]) -> dict[str, object]:
-    """Read `python SCRIPT` as `_parsed` does.
-
-    Raises:
-        UsageError: Python's options have to be passed on, or there is no script.
-    """
-    shown = " ".join(program)
+def _python_parser(program: Sequence[str]) -> ArgumentParser:
     if unknown := [word for word in program[1:] if word not in _PASSED_ON]:
         raise UsageError(
-            f"{unknown[0]} can't be passed on to the workers: leave it out, or launch by `{shown} "
-            "-m torch.distributed.run`"
+            f"{unknown[0]} can't be passed on to the workers: leave it out, or launch by "
+            f"`{' '.join(program)} -m torch.distributed.run`"
         )
-    is_module = words[:1] == ("-m",)
-    if not words[is_module:]:
-        raise UsageError(f"`{shown}` names no script after it")
-    script, *arguments = words[is_module:]
-    module = {"module": True} if is_module else {}
-    return {"training_script": script, "training_script_args": arguments, **module}
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("-m", dest="module", action="store_true")
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs=REMAINDER)
+    return parser

@@ -9,9 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from paceline.errors import UsageError
 from paceline.launch.errors.error_records import forget_failures, read_failures
@@ -29,8 +27,7 @@ _START_S = 600.0
 """Most that a launcher may take to start a worker."""
 _LAST_LINES = 20
 _LAST_BYTES = 1 << 16
-_RANK = re.compile(r"^\s*rank\s*:\s*(\d+)", re.MULTILINE)
-_EXIT_CODE = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE)
+_ENDED = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.M | re.S)
 """As torchrun sums failed workers up."""
 
 
@@ -60,7 +57,11 @@ def run_observed(
     kills_before = oom_kills()
     # A signal is only noted: raised while a process is being started, it would lose that.
     with log.open("w", encoding="utf-8") as out, stop_requests() as stops:
-        process = _start(command, variables, out)
+        try:
+            process = start_apart(command, out, variables)
+        except OSError as error:
+            what = f"{command[0]!r} can't be run: {error.strerror}"
+            raise UsageError(f"{what}. Is its environment active?") from error
         until_s = time.monotonic() + _START_S
         while process.poll() is None and not stops.count:
             with suppress(subprocess.TimeoutExpired):
@@ -68,26 +69,13 @@ def run_observed(
             if time.monotonic() > until_s and not _started(records, workers):
                 break  # it waits for something that doesn't come, such as an answer
         _end(process)
-    code, interrupted = process.returncode, stops.count > 0
+    code = process.returncode
     failures: tuple[WorkerFailure, ...] = ()
-    if not interrupted:
-        output = _end_of(log)
+    if not stops.count:
+        output = log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace")
         _check_workers(command, code, workers, records, output)
         failures = _failures(code, log_dir, output, lacked_memory=oom_kills() > kills_before)
-    return LaunchOutcome(results={}, interrupted=interrupted, failures=failures, restarts=0)
-
-
-def _start(
-    command: Sequence[str], variables: Mapping[str, str], out: TextIO
-) -> subprocess.Popen[bytes]:
-    try:
-        return start_apart(command, out, variables)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"there is no program {command[0]!r}: is its environment active?"
-        ) from error
-    except PermissionError as error:
-        raise UsageError(f"{command[0]!r} can't be run: {error.strerror}") from error
+    return LaunchOutcome(results={}, interrupted=stops.count > 0, failures=failures, restarts=0)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -111,41 +99,21 @@ def _failures(
         output: The end of what the command has printed.
         lacked_memory: Whether the kernel has killed a process for want of memory meanwhile.
     """
-    silent = partial(_silent, output=output, lacked_memory=lacked_memory)
     found = {failure.rank: failure for failure in read_failures(log_dir)}
-    if not code:
-        return root_cause(found.values())
-    for rank, exit_code in ended_workers(output).items():
-        # The launcher ends the others after the first.
-        if rank not in found and exit_code != -signal.SIGTERM:
-            found[rank] = silent(rank, exit_code)
-    if not found:
-        found[0] = silent(0, code)
+    # The launcher ends the others after the first.
+    ended = {int(rank): int(n) for rank, n in _ENDED.findall(output) if int(n) != -signal.SIGTERM}
+    for rank, number in (ended or {0: code}).items() if code else ():
+        if rank not in found and (ended or not found):
+            found[rank] = silent_failure(
+                rank,
+                number,
+                host=socket.gethostname(),
+                step=None,
+                operation="",
+                out_of_memory=None if lacked_memory else False,
+                crash=_last_lines(output),
+            )
     return root_cause(found.values())
-
-
-def _silent(rank: int, code: int, *, output: str, lacked_memory: bool) -> WorkerFailure:
-    return silent_failure(
-        rank,
-        code,
-        host=socket.gethostname(),
-        step=None,
-        operation="",
-        out_of_memory=None if lacked_memory else False,
-        crash=_last_lines(output),
-    )
-
-
-def ended_workers(output: str) -> dict[int, int]:
-    """Read the exit codes of workers, negative for a signal, in what torchrun has printed. Pure.
-
-    Returns:
-        By rank, those that torchrun names.
-    """
-    ranks = list(_RANK.finditer(output))
-    ends = [*(found.start() for found in ranks[1:]), len(output)]
-    parts = ((int(r[1]), output[r.end() : end]) for r, end in zip(ranks, ends, strict=False))
-    return {rank: int(found[1]) for rank, part in parts if (found := _EXIT_CODE.search(part))}
 
 
 def _check_workers(
@@ -162,12 +130,6 @@ def _check_workers(
 
 def _started(records: Path, workers: int) -> list[int]:
     return [rank for rank in range(workers) if output_path(records, rank).exists()]
-
-
-def _end_of(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
-        return file.read().decode("utf-8", "replace")
 
 
 def _last_lines(output: str) -> str:

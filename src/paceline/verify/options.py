@@ -16,7 +16,7 @@ class VerifyOptions:
     """What is compared, how closely, and where the findings go."""
 
     workers: str = COUNTS
-    """Numbers of workers to train on; the others are held against the first. For a launching
+    """Numbers of workers to train on; the others are compared with the smallest. For a launching
     command the default is 1 and the number that it says."""
     steps: int = 50
     """Steps after which an epoch is cut off. Two epochs are trained, with --resume three."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,14 +29,13 @@ from paceline.options.command_line import (
     note,
     part_script_args,
     read_options,
-    refuse_script_args,
     show_help,
     wants_help,
 )
 from paceline.options.config_file import CONFIG
 from paceline.options.fields import OptionField, OptionValue, option_fields, pick
 from paceline.options.figures import listed as in_words
-from paceline.options.quantities import parse_count
+from paceline.options.quantities import parse_sizes
 from paceline.options.shell import command_line
 from paceline.options.text import printable
 from paceline.recipes.registry import reference_of
@@ -84,115 +84,104 @@ def main(tokens: Sequence[str]) -> int:
     own, _ = part_script_args(tokens)
     if wants_help(own) and own[0].startswith("-"):
         show_help(_USAGE, _ABOUT, _listed_options(), own)
-    request = _read(tokens)
-    training = replace(request.training, command=("paceline", "verify", *tokens))
-    request = replace(request, training=training)
     with scratch_directory() as place:
-        return _verify(request, place)
+        return _verify(_read(tokens), place)
 
 
 def _read(tokens: Sequence[str]) -> VerifyRequest:
-    """Read the command line."""
-    own, script_args = part_script_args(tokens)
-    if "-m" in own:
-        raise UsageError(
-            "a module (-m) is verified by the command that starts it, after --: `paceline verify "
-            "-- torchrun --nproc-per-node 2 -m PACKAGE.MODULE ...`"
-        )
-    # Without a name, what stands after -- is a launching command, with a script's run.json too.
-    names_script = any(word.endswith(".py") for word in own)
-    if "--" in tokens and not names_script and not names_something(own):
-        return _read_command(own, read_launch_command(script_args))
-    # What to verify decides which options there are.
-    if names_something(own):
-        _refuse_no_training(own)
-    target = Target.read(tokens, _USAGE, "what to verify")
-    recipe = target.recipe
-    listed = _listed_options(recipe)
-    command = command_line("verify", target.name)
-    if wants_help(target.own):
-        show_help(command, _ABOUT, listed, target.own)
-    refuse_script_args(() if target.is_script else target.script_args)
-    # Settings of the training, without those of this command.
-    parsed = read_options(command, _ABOUT, target.own, listed, target.hint(command), _NOT_OURS)
-    given = parsed.values
-    settings = {n: v for n, v in given.items() if n not in _OWN}
-    if recipe is None:
-        settings = merge_layers(settings, parsed.of_file(), {})
-        request = _script_request(target.name, settings, target.script_args)
+    """Read the command line.
+
+    Raises:
+        UsageError: Something in it can't be.
+    """
+    own, after = part_script_args(tokens)
+    _refuse_no_training(own)
+    command, shown, hint = None, "paceline verify", ""
+    # What to verify decides which options there are: without a name it is a launching command.
+    if "--" in tokens and not names_something(own):
+        command = read_launch_command(after)
+        target = _target_of(command, own)
     else:
-        request = _recipe_request(target.name, recipe, settings, parsed.of_file())
+        target = Target.read(tokens, _USAGE, "what to verify")
+        shown = command_line("verify", target.name)
+        hint = target.hint(shown)
+    listed = _listed_options(target.recipe)
+    parsed = read_options(shown, _ABOUT, target.own, listed, hint, _NOT_OURS)
+    if command is None or not command.is_module:
+        target.check()
+    # Settings of the training, without those of this command.
+    given = {name: value for name, value in parsed.values.items() if name not in _OWN}
+    options = pick(VerifyOptions, parsed.values)
+    request = replace(
+        _training(target, given, parsed.of_file(), command), command=("paceline", "verify", *tokens)
+    )
     with parsed.placed():
         config = TrainConfig.from_settings(request.settings)
     # The numbers of workers, each of which must be able to share the batch.
-    options = pick(VerifyOptions, given)
-    numbers = "1" if options.resume and "workers" not in given else options.workers
-    workers = _numbers(numbers, single=options.resume)
+    workers = _workers(parsed.values.get("workers"), command, single=options.resume)
     counts = (*workers, *([options.resume_workers] if options.resume_workers else []))
     check_machine(max(counts))
-    for count in counts if recipe is not None else ():
+    for count in counts if target.recipe is not None else ():
         choose_global_batch(config.data, count)
-    return _checked(
-        VerifyRequest(training=request, config=config, workers=workers, options=options)
+    _check(options, config, max(counts), is_script=target.is_script)
+    return VerifyRequest(
+        training=request, config=config, workers=workers, options=options, command=command
     )
+
+
+def _target_of(command: LaunchCommand, own: Sequence[str]) -> Target:
+    """Return the script that a launching command is of, and note what is left out of that."""
+    refuse_another(f"the command names {command.script}", None, config_named(own))
+    if command.has_launcher and (others := left_out(command)):
+        note(f"left out of the command, since all is run on this machine, once: {in_words(others)}")
+    return Target(name=command.script, recipe=None, own=tuple(own), script_args=command.arguments)
 
 
 def _refuse_no_training(words: Sequence[str]) -> None:
     """Refuse what is neither a recipe nor a script, but is often given.
 
     Raises:
-        UsageError: It is a launcher, or the directory of a run.
+        UsageError: It is a launcher, a module, or the directory of a run.
     """
-    name = words[0]
+    if "-m" in words:
+        raise UsageError(
+            "a module (-m) is verified by the command that starts it, after --: `paceline verify "
+            "-- torchrun --nproc-per-node 2 -m PACKAGE.MODULE ...`"
+        )
     if find_launcher(words):
         raise UsageError(
-            f"{name} is no recipe: a launching command comes after --, and options before that: "
-            f"`paceline verify -- {name} ...`"
+            f"{words[0]} is no recipe: a launching command comes after --, and options before "
+            f"that: `paceline verify -- {words[0]} ...`"
         )
-    if RunDirectory.named(name).run_json.exists():
-        raise UsageError(f"{name} is a run directory: give the recipe or the script it is of")
+    if names_something(words) and RunDirectory.named(words[0]).run_json.exists():
+        raise UsageError(f"{words[0]} is a run directory: give the recipe or the script it is of")
 
 
-def _read_command(tokens: Sequence[str], command: LaunchCommand) -> VerifyRequest:
-    """Read the options that stand before a launching command."""
-    listed = _listed_options()
-    refuse_another(f"the command names {command.script}", None, config_named(tokens))
-    parsed = read_options("paceline verify", _ABOUT, tokens, listed, settled=_NOT_OURS)
-    given = parsed.values
-    settings = {n: v for n, v in given.items() if n not in _OWN}
-    settings = merge_layers(settings, parsed.of_file(), {})
-    options = pick(VerifyOptions, given)
-    # Where --workers isn't given, the command itself may say how many workers it starts.
-    numbers = options.workers if "workers" in given else ""
-    workers = _numbers_of(command, numbers, single=options.resume)
-    check_machine(max(workers))
-    if command.has_launcher and (others := left_out(command)):
-        note(f"left out of the command, since all is run on this machine, once: {in_words(others)}")
-    request = _script_request(
-        command.script, settings, command.arguments, is_module=command.is_module
-    )
-    config = TrainConfig.from_settings(request.settings)
-    return _checked(
-        VerifyRequest(
-            training=request, config=config, workers=workers, options=options, command=command
+def _workers(given: OptionValue, command: LaunchCommand | None, *, single: bool) -> tuple[int, ...]:
+    """Choose the numbers of workers: the user's, or one and what a launching command says.
+
+    Args:
+        given: What `--workers` says, if anything.
+        single: Whether it is one number alone, on which a training resumes.
+
+    Raises:
+        UsageError: They are none, too few or too many.
+    """
+    says = command.workers if command is not None else 0
+    default = f"{says}" if says else "1" if single else COUNTS
+    if not given and command is not None and not (command.follows_workers or says):
+        raise UsageError(
+            "the command doesn't say in figures how many workers it starts: give --workers before "
+            f"--, such as --workers {2 if single else COUNTS}"
         )
-    )
-
-
-def _numbers_of(command: LaunchCommand, given: str, *, single: bool) -> tuple[int, ...]:
-    """Say on how many workers a command is run: the user's numbers, or one and what it says."""
-    if single and (given or command.workers):
-        return _numbers(given or str(command.workers), single=True)
-    if given:
-        return _numbers(given if "," in given or given.strip() == "1" else f"1,{given}")
-    count = command.workers
-    if count is not None and count > 1:
-        return (1, count)
-    if count is None and command.follows_workers:
-        return (1,) if single else _numbers(COUNTS)
-    what = "starts one worker" if count else "doesn't say in figures how many workers it starts"
-    example = "2" if single else COUNTS
-    raise UsageError(f"the command {what}: give --workers before --, such as --workers {example}")
+    text = str(given or default)
+    # A command is run on one worker as well.
+    numbers = parse_sizes(text if single or command is None else f"1,{text}", "workers")
+    if single and len(numbers) > 1:
+        raise UsageError(f"--workers is {text}: with --resume it is one number, such as 2")
+    if not single and len(numbers) < 2:
+        raise UsageError(f"{text} worker alone can't be compared: give --workers, such as {COUNTS}")
+    return numbers
 
 
 def _listed_options(recipe: Recipe | None = None) -> list[OptionField]:
@@ -200,52 +189,31 @@ def _listed_options(recipe: Recipe | None = None) -> list[OptionField]:
     return [*_OPTIONS, CONFIG, *of_training]
 
 
-def _numbers(text: str, *, single: bool = False) -> tuple[int, ...]:
-    numbers: list[int] = []
-    for word in (word.strip() for word in text.split(",") if word.strip()):
-        number = parse_count(word)
-        if number is None:
-            wrong = f"{word!r} is no number"
-        elif number < 1:
-            wrong = f"{word} is less than 1"
-        elif number in numbers:
-            wrong = f"{number} stands there twice"
-        else:
-            numbers.append(number)
-            continue
-        raise UsageError(f"--workers is {text}, but {wrong}: give numbers of workers, such as 1,2")
-    if single and len(numbers) != 1:
-        raise UsageError(f"--workers is {text}: with --resume it is a single number, such as 2")
-    if len(numbers) < 2 and not single:
-        raise UsageError(f"--workers is {text}: give at least two numbers of workers, such as 1,2")
-    return tuple(numbers)
+def _check(options: VerifyOptions, config: TrainConfig, most: int, *, is_script: bool) -> None:
+    """Refuse what would fail after minutes of training only.
 
-
-def _checked(request: VerifyRequest) -> VerifyRequest:
-    """Refuse what would fail after minutes of training only."""
-    shards, again = request.config.data.shards, request.options.resume_workers
-    most = max(*request.workers, again or 1)
+    Raises:
+        UsageError: There is such a thing.
+    """
+    shards, json, html = config.data.shards, options.json_file, options.html_file
     if shards is not None and most > shards:
-        name = "--resume-workers" if most == again else "--workers"
+        name = "--resume-workers" if most == options.resume_workers else "--workers"
         raise UsageError(
             f"{name} says {most}, more than --shards {shards}: give at least {most} shards, "
             "or fewer workers"
         )
-    if request.options.resume_words and request.training.kind == "recipe":
+    if options.resume_words and not is_script:
         raise UsageError("--resume-args are for a script: a recipe resumes from its snapshots")
-    json, html = request.options.json_file, request.options.html_file
-    for option, place in (("--json", json), ("--html", html)):
-        if place is not None:
-            check_place(option, place)
     if json is not None:
+        check_place("--json", json)
         _refuse_other_json(json)
     if html is not None:
-        if json is not None and json.absolute() == html.absolute():
-            raise UsageError(f"--json and --html both say {html}: give two files")
         from paceline.report.verification import check_page_place
 
+        check_place("--html", html)
         check_page_place(html)
-    return request
+        if json is not None and json.absolute() == html.absolute():
+            raise UsageError(f"--json and --html both say {html}: give two files")
 
 
 def _refuse_other_json(path: Path) -> None:
@@ -254,49 +222,40 @@ def _refuse_other_json(path: Path) -> None:
     Raises:
         UsageError: It is one; an empty file isn't.
     """
-    if not path.is_file() or not path.stat().st_size:
-        return
-    try:
-        is_ours = "verdict" in read_json_object(path)
-    except (OSError, ValueError):
-        is_ours = False
-    if not is_ours:
+    with suppress(OSError, ValueError):
+        if not path.stat().st_size or "verdict" in read_json_object(path):
+            return
+    if path.exists():
         raise UsageError(f"--json {path} is there already, and not of paceline verify: move it")
 
 
-def _script_request(
-    target: str,
-    settings: Mapping[str, OptionValue],
-    arguments: Sequence[str],
-    *,
-    is_module: bool = False,
+def _training(
+    target: Target,
+    given: Mapping[str, OptionValue],
+    of_file: Container[str],
+    command: LaunchCommand | None,
 ) -> TrainRequest:
-    path = Path(target).expanduser().absolute()
-    if not (is_module or path.is_file()):
-        raise UsageError(f"there is no file {target}")
+    """Return the training that is verified: of a recipe, a script or a module."""
+    recipe, name = target.recipe, target.name
+    own = {argument.name for argument in recipe.arguments()} if recipe is not None else set()
+    if recipe is not None:
+        reference = absolute_reference(reference_of(name))
+    elif command is not None and command.is_module:
+        reference = name
+    else:
+        path = Path(name).expanduser().absolute()
+        name, reference = path.name, str(path)
     return TrainRequest(
-        kind="script",
-        recipe=target if is_module else path.name,
-        reference=target if is_module else str(path),
-        script_args=tuple(arguments),
-        settings=settings,
-        given=tuple(settings),
-        command=("paceline", "verify", target),
-    )
-
-
-def _recipe_request(
-    target: str, recipe: Recipe, given: Mapping[str, OptionValue], of_file: Container[str]
-) -> TrainRequest:
-    own = {argument.name for argument in recipe.arguments()}
-    options = {n: v for n, v in given.items() if n not in own}
-    return TrainRequest(
-        recipe=target,
-        reference=absolute_reference(reference_of(target)),
-        arguments=recipe.resolved({n: v for n, v in given.items() if n in own}),
-        settings=merge_layers(options, of_file, recipe.settings),
+        kind="recipe" if recipe is not None else "script",
+        recipe=name,
+        reference=reference,
+        arguments=recipe.resolved({n: v for n, v in given.items() if n in own}) if recipe else {},
+        script_args=target.script_args,
+        settings=merge_layers(
+            {n: v for n, v in given.items() if n not in own}, of_file, target.settings
+        ),
         given=tuple(given),
-        command=("paceline", "verify", target),
+        command=(),
     )
 
 

@@ -26,8 +26,6 @@ def stepped(gradient: float, weight: float = 1.0, *, rate: float = 0.1) -> Stepp
         gradients=(mark(tensor_of(gradient), whole=True),),
         weights=(mark(tensor_of(weight), whole=True),),
         buffers={},
-        frozen=(),
-        evaluating=(),
         rates=(rate,),
         scheduled=0,
     )

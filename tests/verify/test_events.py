@@ -25,8 +25,6 @@ EVENTS: list[Event] = [
         gradients=(mark(tensor_of(2.0), whole=True), None),
         weights=(),
         buffers={"center": "0f"},
-        frozen=("b",),
-        evaluating=(),
         rates=(0.1, 0.2),
         scheduled=3,
     ),

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from paceline.verify.compare import compare, given_limits
-from paceline.verify.detectors.ranks import modes_apart
 from paceline.verify.detectors.samples import shares_overlap
 from paceline.verify.events import Drawn, Event, Met, PassEnded
 from paceline.verify.finding import Case
 from paceline.verify.trace import cut_up_before
 from paceline.verify.verdict import Verdict, evaluate_first, evaluate_launch
-from tests.verify.made import begun, stepped, trace_of, trained
+from tests.verify.made import begun, trace_of, trained
 
 
 def rank_of(batches: int, *, ends: bool) -> list[Event]:
@@ -83,19 +82,6 @@ def test_data_that_ranks_cut_up_by_themselves() -> None:
     one, two = (replace(trace, by_content=loaders) for trace in (first, other))
     assert evaluate_launch(one, two, given_limits(0.0)).verdict == Verdict.SAME_BITS
     assert evaluate_launch(first, other, given_limits(0.0)).verdict == Verdict.DIFFERENT
-
-
-@pytest.mark.parametrize("accused", [True, False])
-def test_a_rank_that_trains_in_evaluation_mode(accused: bool) -> None:
-    judging = replace(stepped(1.0), evaluating=("drop", "norm"))
-    other = trace_of([[stepped(1.0), judging], [stepped(1.0), *[stepped(1.0)] * accused, judging]])
-    case = Case(first=other, other=other, comparison=compare(other, other), beyond=None)
-    found = [(str(f.cause), f.step, f.rank, f.what) for f in modes_apart(case)]
-    what = (
-        "in step 2 drop and 1 more trains in evaluation mode on rank 0, and in training mode on "
-        "rank 1"
-    )
-    assert found == [("modes-apart", 1, 0, what)] * accused
 
 
 def test_ranks_whose_samplers_are_told_different_epochs() -> None:

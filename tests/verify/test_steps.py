@@ -125,7 +125,7 @@ def test_a_sessions_losses_count_by_their_samples(
     other = trace_of(
         [
             [
-                ModelBuilt({}, "session"),
+                ModelBuilt("session"),
                 Drawn(-1, 0, samples, ()),
                 Backward(loss, weight),
                 stepped(1.1),

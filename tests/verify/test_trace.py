@@ -55,7 +55,7 @@ def test_losses_are_weighted_by_samples() -> None:
 
 def test_a_sessions_pieces_are_one_step() -> None:
     pieces: list[Event] = [
-        ModelBuilt({}, "session"),
+        ModelBuilt("session"),
         Drawn(-1, 0, ("1", "2"), (), True),
         Backward(1.0, 2 / 3),
         Drawn(-1, 0, ("3",), (), True),

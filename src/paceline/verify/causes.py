@@ -382,14 +382,6 @@ BUFFERS_APART = Cause(
         "batchnorm",
     ),
 )
-MODES_APART = Cause(
-    name="modes-apart",
-    why="dropout and BatchNorm do something else in evaluation mode: what this rank learns isn't "
-    "what the others learn",
-    paceline="s.evaluate(...) on all workers: it leaves the mode as it was",
-    torch="model.train() on every rank after an evaluation, also where rank 0 alone evaluates",
-    lines=("eval",),
-)
 START_APART = Cause(
     name="start-apart",
     why="the ranks were seeded differently, or built something else, and nothing has made them "
@@ -401,18 +393,6 @@ START_APART = Cause(
         "seed",
         "optimizer",
     ),
-)
-START_HIDDEN = Cause(
-    name="start-hidden",
-    why="harmless for these weights; but whatever else is drawn at random when ranks start (a "
-    "split of the data, say) differs between them too",
-    paceline="model = s.model(net); paceline.session() seeds all workers alike",
-    torch="torch.manual_seed(seed) on all ranks before the model is built",
-    lines=(
-        "seed",
-        "wrap",
-    ),
-    is_note=True,
 )
 OTHER_START = Cause(
     name="other-start",
@@ -506,15 +486,6 @@ WAITS_APART = Cause(
     paceline="s.step, s.evaluate and s.sum on all workers; only what prints or saves under "
     "s.is_main",
     torch="no collective call, barrier included, under `if rank == 0`; as many steps on every rank",
-)
-NO_GRADIENT = Cause(
-    name="no-gradient",
-    why="they stay as they are; DistributedDataParallel stops over them in the second step "
-    "unless it is told find_unused_parameters=True",
-    paceline="s.step(loss) names them and goes on",
-    torch="leave them out, parameter.requires_grad_(False), or find_unused_parameters=True",
-    lines=("optimizer",),
-    is_note=True,
 )
 METRIC_FACTOR = Cause(
     name="metric-factor",

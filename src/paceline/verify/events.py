@@ -22,8 +22,6 @@ class Began:
 class ModelBuilt:
     """A module was handed over to be trained in parallel, as this rank has built it."""
 
-    tensors: Mapping[str, str]
-    """Hashes of parameters and buffers by name."""
     by: str
     """`DistributedDataParallel`, or `session`, which has made all ranks alike by then."""
     broadcasts_buffers: bool = True
@@ -140,10 +138,6 @@ class Stepped:
     buffers: Mapping[str, str]
     """Hashes by name."""
     rates: tuple[float, ...]
-    frozen: tuple[str, ...]
-    """Parameters that need no gradient."""
-    evaluating: tuple[str, ...]
-    """Its dropout and normalization modules that are in evaluation mode."""
     scheduled: int
     """How often schedulers have been stepped so far."""
     state_before: str = ""

@@ -15,7 +15,6 @@ from paceline.verify.source_lines import lines_of
 from paceline.verify.trace import Trace
 
 _ALONE = (
-    Detector(steps.no_gradient),
     Detector(ranks.unequal_steps, (Need.PLAIN,)),
     Detector(ranks.waits_apart),
 )
@@ -25,7 +24,6 @@ DETECTORS = (
     Detector(samples.not_finite),
     Detector(samples.decided_by_one, (Need.RANKS, Need.PLAIN)),
     Detector(samples.file_race, (Need.RANKS, Need.PLAIN)),
-    Detector(ranks.start_hidden, (Need.RANKS, Need.PLAIN)),
     Detector(ranks.start, (Need.STEPS,)),
     Detector(samples.no_sampler, (Need.RANKS,)),
     Detector(samples.set_epoch),
@@ -40,7 +38,6 @@ DETECTORS = (
     Detector(ranks.weights_apart),
     Detector(ranks.same_random_numbers, (Need.RANKS, Need.STEPS)),
     Detector(ranks.buffers_apart, (Need.RANKS, Need.PLAIN)),
-    Detector(ranks.modes_apart, (Need.RANKS,)),
     Detector(steps.schedule, (Need.STEPS,)),
     Detector(steps.rate_apart),
     Detector(steps.window_left_open, (Need.STEPS, Need.PLAIN)),

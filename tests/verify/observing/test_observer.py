@@ -76,7 +76,7 @@ def test_a_session_tells_it_all(observer: Observer) -> None:
     handed, drawn, began, backward = read_events(observer.writer.path)
     assert isinstance(began, Began)
     assert isinstance(handed, ModelBuilt)
-    assert set(handed.tensors) == {"weight", "bias"}
+    assert handed.by == "session"
     assert isinstance(drawn, Drawn)
     assert (drawn.samples, drawn.trains) == (("3", "5"), True)
     assert backward == Backward(0.5, 0.25, fed=((-1, 0),))

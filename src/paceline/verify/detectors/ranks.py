@@ -82,33 +82,6 @@ def buffers_apart(case: Case) -> Iterator[Finding]:
             return
 
 
-def modes_apart(case: Case) -> Iterator[Finding]:
-    """Find modules that one rank trains in evaluation mode, and another one in training mode."""
-    for number, step in enumerate(case.other.steps):
-        modes = [set(stepped.evaluating) for stepped in step.stepped]
-        if apart := sorted(modes[0].union(*modes) - modes[0].intersection(*modes)):
-            ranks = [apart[0] in modules for modules in modes]
-            rank, other = ranks.index(True), ranks.index(False)
-            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-            what = (
-                f"in step {number + 1} {apart[0]}{more} trains in evaluation mode on rank {rank}, "
-                f"and in training mode on rank {other}"
-            )
-            yield case.found(causes.MODES_APART, what, step=number, rank=rank)
-            return
-
-
-def start_hidden(case: Case) -> Iterator[Finding]:
-    """Find ranks that build the same model with other weights, which are overwritten."""
-    if start := _first_apart([one.tensors for one in _first_models(case)]):
-        rank, name = start
-        what = (
-            f"rank {rank} builds the model with another {name} than rank 0; "
-            "DistributedDataParallel has overwritten it by rank 0's"
-        )
-        yield case.found(causes.START_HIDDEN, what, rank=rank, tensor=name)
-
-
 def start(case: Case) -> Iterator[Finding]:
     """Find ranks, or launches, that begin with other weights."""
     mine, theirs = (trace.steps[0].stepped for trace in case.traces)

@@ -220,23 +220,6 @@ def batchnorm_share(case: Case) -> Iterator[Finding]:
     )
 
 
-def no_gradient(case: Case) -> Iterator[Finding]:
-    """Find parameters that an optimizer holds, that need a gradient, and that no loss reaches."""
-    names: dict[str, None] = {}
-    reached = set[str]()
-    # A parameter counts as reached if any step gave it a gradient.
-    for step in case.other.steps:
-        stepped = step.stepped[0]
-        names |= dict.fromkeys(stepped.names)
-        pairs = zip(stepped.names, stepped.gradients, strict=True)
-        reached |= {name for name, gradient in pairs if gradient is not None} | {*stepped.frozen}
-    unused = [name for name in names if name not in reached]
-    if unused:
-        shown = ", ".join(unused[:3]) + (" ..." if len(unused) > 3 else "")
-        what = f"{plural(len(unused), 'parameter')} without a gradient: {shown}"
-        yield case.found(causes.NO_GRADIENT, what, step=0, tensor=unused[0])
-
-
 def other_values(case: Case) -> Iterator[Finding]:
     """Find samples that are prepared otherwise, but not randomly: they are equal in each epoch."""
     step = case.comparison.contents_differ_from

@@ -107,10 +107,8 @@ class Observer:
         if by != "session":
             self._wrapped.update(map(id, module.modules()))
             self.place("wrap")
-        tensors = dict((*module.named_parameters(prefix), *module.named_buffers(prefix)))
-        hashes = {name: hash_tensor(t) for name, t in tensors.items()}
         frozen = tuple(n for n, p in module.named_parameters(prefix) if not p.requires_grad)
-        self.writer.write(ModelBuilt(hashes, by, broadcasts, frozen))
+        self.writer.write(ModelBuilt(by, broadcasts, frozen))
 
     def parameter_registered(self, module: nn.Module) -> None:
         """Note a parameter that DistributedDataParallel, made before, doesn't know."""

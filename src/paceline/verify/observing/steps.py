@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.verify.events import Backward, Moved, Stepped
@@ -16,8 +16,6 @@ from paceline.verify.observing.perturbation import disturb_gradients
 from paceline.verify.source_lines import caller
 from paceline.verify.tensor_sketch import TensorSketch, hash_tensor, hash_text, local_part, mark
 from paceline.verify.trial import EnoughSeenError
-
-_MODE_COUNTS = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase)
 
 
 @final
@@ -42,7 +40,6 @@ class StepWatch:
     _before: tuple[TensorSketch, ...] = ()
     _gradients: tuple[TensorSketch | None, ...] = ()
     _state_before: str = ""
-    _modes: tuple[str, ...] = ()
     """By optimizer: its modules in evaluation mode at its last step, of those whose mode counts."""
     _backwards: int = 0
     """Backward passes since the last step."""
@@ -109,7 +106,6 @@ class StepWatch:
         observer.place("step")
         number = self._optimizers.setdefault(optimizer, len(self._optimizers))
         parameters = _parameters(optimizer)
-        self._modes = self._evaluating(parameters)
         if trial.disturbed:
             disturb_gradients(parameters, self.steps[number], observer.autocast)
         # The weights before the first step show whether both launches began alike.
@@ -133,17 +129,13 @@ class StepWatch:
             observer.passes.step()
         observer.in_step = False
         self._backwards, self._accumulates, self._frozen = 0, self._backwards > 1, {}
-        names = tuple(self._names_of(optimizer))
-        named = zip(names, _parameters(optimizer), strict=True)
         stepped = Stepped(
             optimizer=number,
-            names=names,
+            names=tuple(self._names_of(optimizer)),
             before=self._before,
             gradients=self._gradients,
             weights=self._sketches(_parameters(optimizer)),
             buffers=observer.buffers(),
-            evaluating=self._modes,
-            frozen=tuple(name for name, p in named if not p.requires_grad),
             rates=tuple(float(group["lr"]) for group in optimizer.param_groups),
             scheduled=self.scheduled,
             state_before=self._state_before,
@@ -164,18 +156,6 @@ class StepWatch:
 
     def _sketches(self, tensors: Sequence[Tensor]) -> tuple[TensorSketch, ...]:
         return tuple(mark(tensor, whole=self.observer.rank == 0) for tensor in tensors)
-
-    def _evaluating(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
-        """Name what trains in evaluation mode; nothing of models that are only judged."""
-        updated, names = set(map(id, parameters)), self.observer.names
-        found = {
-            f"the {type(part).__name__} {names.get(id(part), '')}".strip()
-            for root in self.observer.roots.values()
-            if not updated.isdisjoint(map(id, root.parameters()))
-            for part in root.modules()
-            if isinstance(part, _MODE_COUNTS) and not part.training
-        }
-        return tuple(sorted(found))
 
     def _state_of(self, optimizer: Optimizer) -> str:
         """Hash what an optimizer remembers of its parameters, in their order."""

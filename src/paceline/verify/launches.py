@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +37,8 @@ PRELOAD = ("paceline.script.verified", "torch._dynamo")
 OBSERVED = "paceline.script.verified"
 """Runs a script in a worker that another launcher has started."""
 _TIMEOUT_S = 120.0
+_KEPT = ("copy", "t")
+"""Directories of a launch: the copy of the project, and temporary files."""
 _LAST_LINES = 20
 _REFUSALS = ("Permission denied", "os error 13", "readonly database", "open database file")
 _REFUSED_WRITES = (
@@ -105,7 +106,10 @@ class VerifyLauncher:
 
         # Train in a directory of its own.
         run = RunDirectory.named(self.place / (part.run or f"{part.name}-{workers}"))
-        if not run.path.is_dir():
+        # What a killed launch wrote is there again, at the same path as in every launch.
+        if run.path.is_dir():
+            _move_kept(run.path, self.place)
+        else:
             run.create()
             self._make_copy()
         records = run.path / f"seen-{part.name}"
@@ -114,6 +118,7 @@ class VerifyLauncher:
         started_s = time.monotonic()
         outcome = self._launched(trial, run, records, workers, part)
         took_s = time.monotonic() - started_s
+        _move_kept(self.place, run.path)
         if outcome.interrupted:
             raise KeyboardInterrupt
         # Read what the workers saw, also where they failed or waited for one another.
@@ -142,9 +147,10 @@ class VerifyLauncher:
 
     def written(self, name: str) -> list[str]:
         """Name the files that launches with this run directory have written."""
-        snapshots = RunDirectory.named(self.place / name).snapshots.glob("step-*")
-        files = sorted(os.path.relpath(path) for path in self._copy.written())
-        return [*files, *(f"snapshot {path.name}" for path in sorted(snapshots))]
+        run = RunDirectory.named(self.place / name)
+        copy = replace(self._copy, copy=str(run.path / "copy"))
+        files = sorted(os.path.relpath(path) for path in copy.written())
+        return [*files, *(f"snapshot {path.name}" for path in sorted(run.snapshots.glob("step-*")))]
 
     def _launched(
         self,
@@ -207,12 +213,9 @@ class VerifyLauncher:
         return ProjectCopy.around(Path.cwd(), self.place / "copy")
 
     def _make_copy(self) -> None:
-        """Replace the last launch's copy of the project and its temporary files."""
-        for directory in (self.place / "copy", self.place / "t"):
-            # Removed at the end: ext4 makes files slowly where many were removed just before.
-            if directory.exists():
-                directory.replace(tempfile.mkdtemp(dir=self.place))
-            directory.mkdir()
+        """Copy the project for a launch, and make its directory of temporary files."""
+        for name in _KEPT:
+            (self.place / name).mkdir()
         if self.holds_back:
             self._copy.make()
 
@@ -265,6 +268,11 @@ class VerifyLauncher:
         """Choose a shorter time-out than for trainings: a verification has few steps."""
         config = self.request.config
         return config.dist.timeout_s if "timeout_s" in self.request.training.given else _TIMEOUT_S
+
+
+def _move_kept(source: Path, target: Path) -> None:
+    for name in _KEPT:
+        (source / name).rename(target / name)
 
 
 def _explain(

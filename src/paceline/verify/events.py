@@ -244,7 +244,7 @@ class Wrote:
 
 @dataclass(frozen=True)
 class FileRead:
-    """The script has opened a checkpoint, or another file of tensors, that it hasn't written."""
+    """Before its first batch the script has opened a file of tensors that it hasn't written."""
 
     path: str
     """From the working directory, where it is below that."""

@@ -246,6 +246,7 @@ def test_files_of_interest_are_noted_once(
     records.mkdir()
     (project / "__pycache__").mkdir(parents=True)
     torch.save({}, project / "old.pt")
+    torch.save({}, project / "sample.pt")
     monkeypatch.chdir(project)
     observer.trial = replace(observer.trial, records=str(records))
     with watched(observer):
@@ -255,6 +256,8 @@ def test_files_of_interest_are_noted_once(
         torch.load("old.pt")
         torch.save({}, "new.pt")
         torch.load("new.pt")
+        observer.begin()
+        torch.load("sample.pt")
     Path("later.txt").write_text("")
     wrote = [e for e in noted(observer, Wrote) if isinstance(e, Wrote)]
     assert [(e.path, e.before_group) for e in wrote] == [("out.txt", True), ("new.pt", True)]

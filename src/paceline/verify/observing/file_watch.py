@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from paceline.verify.events import FileRead, Wrote
 from paceline.verify.observing.observer import Observer
@@ -38,7 +39,9 @@ class _FileWatch:
         full = Path(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - `..` may be a link's
         is_below = full.is_relative_to(here := Path.cwd())
         place = full.relative_to(here) if is_below else full
-        is_wanted = is_below if writes else full.suffix in _TENSORS
+        # A checkpoint to go on from is read before the first batch; others are samples.
+        is_data = self.observer.has_begun or get_worker_info() is not None
+        is_wanted = is_below if writes else full.suffix in _TENSORS and not is_data
         is_hidden = any(part.startswith(".") or part == "__pycache__" for part in place.parts)
         if not is_wanted or is_hidden or full.is_relative_to(self.observer.trial.records):
             return

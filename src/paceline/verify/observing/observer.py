@@ -83,6 +83,11 @@ class Observer:
         if not self.in_session and (at := caller(outside)) and self.is_first(what, at):
             self.writer.write(Placed(what, at))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch has come, or a backward pass begun."""
+        return ("began",) in self._noted
+
     def begin(self) -> None:
         """Note the training's first batch or backward pass."""
         if self.is_first("began"):

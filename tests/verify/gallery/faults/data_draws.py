@@ -2,7 +2,6 @@
 
 https://github.com/pyannote/pyannote-audio/issues/526
 Cause: data-draws
-Awaits: detection
 """
 
 import random

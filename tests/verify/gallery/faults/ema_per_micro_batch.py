@@ -2,7 +2,6 @@
 
 https://github.com/SWivid/F5-TTS/issues/631
 Cause: moved-per-micro-batch
-Awaits: detection
 """
 
 import torch
@@ -26,7 +25,7 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     for number, (inputs, targets) in enumerate(loader, 1):
         loss = F.cross_entropy(model(inputs), targets)
-        (loss / accumulated).backward()
+        (loss / accumulated).backward()  # shows
         is_last = number % accumulated == 0
         if is_last:
             optimizer.step()

@@ -152,7 +152,7 @@ def verify(script: Script, *arguments: str, workers: str) -> Verified:
             found = json.loads(Path("found").read_text()) if Path("found").exists() else {}
         finally:
             os.chdir(before)
-    rows = [] if script.resumes else found.get("workers", [])[1:]
+    rows = [] if script.resumes else found.get("compared", [])[1:]
     headline = str(found.get("verdict", "")).partition(":")[0]
     resumed = ["same" if code == 0 else headline] if script.resumes else []
     return Verified(

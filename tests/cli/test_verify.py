@@ -13,7 +13,7 @@ from paceline.errors import ExitCode
 from paceline.report.verification import render_verification
 from paceline.verify.compare import given_limits
 from paceline.verify.launches import VerifyRequest
-from paceline.verify.text_report import VerifyResult, as_json, as_text
+from paceline.verify.text_report import counts_report
 from paceline.verify.verdict import evaluate_first, evaluate_launch
 from tests.cli.conftest import Paceline
 from tests.script.scripts import RUN, write_script
@@ -25,7 +25,7 @@ STRICT = RUN.replace("loader_workers=0", 'loader_workers=0, run_dir="kept", resu
 
 def verdicts(directory: Path) -> list[str]:
     content = json.loads((directory / "found.json").read_text())
-    return [row["verdict"] for row in content["workers"]]
+    return [row["verdict"] for row in content["compared"]]
 
 
 @pytest.mark.ranks
@@ -54,7 +54,7 @@ def test_a_session_is_the_same_to_rounding(paceline: Paceline, tmp_path: Path) -
     done = paceline.run("verify", "own.py", "--sync-batchnorm", *QUICK)
     assert done.code == 0, done.out + done.err
     assert verdicts(tmp_path) == ["-", "same to rounding"]
-    assert "1, disturbed" in done.out
+    assert "1 worker disturbed" in done.out
     assert "dropout was left out" in done.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.json", "own.py"]
 
@@ -132,8 +132,8 @@ def test_the_page_is_made_from_what_json_holds() -> None:
     other = launch([trained(["1", "2"], 1.0, 1.0), trained(["3", "4"], 0.75, 3.0)])
     limits = given_limits(1e-6)
     results = (evaluate_first(first), evaluate_launch(first, other, limits))
-    outcome = VerifyResult(results=results, limits=limits, unseen=("what --steps cuts off",))
-    found = json.loads(json.dumps(as_json(outcome)))
+    outcome = counts_report(results, limits, ["what --steps cuts off"])
+    found = json.loads(json.dumps(outcome.as_json()))
     assert found["losses"] == [
         {"launch": "1 worker", "from_step": 1, "values": [1.0, 0.5]},
         {"launch": "1 worker", "from_step": 1, "values": [1.0, 0.75]},
@@ -142,7 +142,7 @@ def test_the_page_is_made_from_what_json_holds() -> None:
         {"launch": "1 worker", "step": 2, "in": ["loss", "gradients"]}
     ]
     assert [" ".join(row).split() for row in found["table"]] == [
-        line.split() for line in as_text(outcome).split("\n\n")[1].splitlines()
+        line.split() for line in outcome.as_text().split("\n\n")[1].splitlines()
     ]
     page = render_verification(found)
     for part in (found["verdict"], "step 2 is the first that differs", "<code>--steps</code>"):

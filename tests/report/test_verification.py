@@ -46,7 +46,10 @@ FOUND: Mapping[str, object] = {
     "conclusion": "on 2 workers this is another training than on 1 worker.",
     "ran": RAN,
     "table": [["workers", "steps", "verdict"], ["1", "3", "-"], ["2", "3", "different"]],
-    "workers": [{"workers": 1, "steps": []}, {"workers": 2, "steps": STEPS}],
+    "compared": [
+        {"launch": "1 worker", "steps": []},
+        {"launch": "2 workers", "from_step": 1, "steps": STEPS},
+    ],
     "losses": [
         {"launch": "1 worker", "from_step": 1, "values": [2.0, 1.5, 1.0]},
         {"launch": "2 workers", "from_step": 1, "values": [2.0, None, 1.25]},
@@ -62,7 +65,8 @@ RESUMED: Mapping[str, object] = {
     "killed_after": [3, 4],
     "resumed_after": [2, 3],
     "saved": ["a.pt", "b.pt", "c.pt", "d.pt", "e.pt"],
-    "parts": [
+    "compared": [
+        {"launch": "undisturbed", "steps": []},
         {"launch": "killed", "from_step": 1, "steps": []},
         {"launch": "resumed", "from_step": 3, "steps": STEPS},
     ],
@@ -198,12 +202,12 @@ def test_where_it_was_killed_and_where_it_went_on() -> None:
 def test_the_same_bits_and_what_has_failed_have_no_distances() -> None:
     same = [{**step, "loss": 0.0, "gradients": 0.0, "weights": 0.0} for step in STEPS]
     good = {"is_good": True, "exit_code": 0, "first_differences": [], "findings": []}
-    workers = [{"workers": 1, "steps": []}, {"workers": 2, "steps": same}]
-    page = render_verification({**FOUND, **good, "workers": workers})
+    compared = [{"launch": "1 worker", "steps": []}, {"launch": "2 workers", "steps": same}]
+    page = render_verification({**FOUND, **good, "compared": compared})
     assert outline(page).tags.count("svg") == 1
     assert "No step that was compared differs by more than rounding.</p>" in page
     assert '<p class="ending finished">Exit code 0' in page
-    page = render_verification({**FOUND, **good, "workers": [], "losses": []})
+    page = render_verification({**FOUND, **good, "compared": [], "losses": []})
     assert "Step by step" not in page
 
 

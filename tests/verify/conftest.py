@@ -37,7 +37,7 @@ class Verified:
     @property
     def verdicts(self) -> dict[int, str]:
         """The verdict on each number of workers."""
-        workers = self.content["workers"]
+        workers = self.content["compared"]
         assert isinstance(workers, list)
         return {row["workers"]: row["verdict"] for row in workers}
 

@@ -30,7 +30,7 @@ from paceline.verify.resume import (
     choose_step,
     compare_resumed,
 )
-from paceline.verify.resume_report import resume_json, resume_text
+from paceline.verify.resume_report import resume_report
 from paceline.verify.tensor_sketch import mark
 from paceline.verify.trace import Trace
 from paceline.verify.verdict import Verdict
@@ -108,19 +108,19 @@ def test_the_step_that_it_goes_on_after_is_found_by_the_weights(begins_at: int) 
         begins_at,
         (),
     )
-    text = resume_text(found)
+    text = resume_report(found).as_text()
     assert text.startswith(
         f"the same training when it is killed after 4 steps, resumed after {begins_at}: bit for bit"
     )
     assert f"resumed      {begins_at + 1} to 6" in text
-    assert resume_json(found)["resumed_after"] == [begins_at]
+    assert resume_report(found).as_json()["resumed_after"] == [begins_at]
 
 
 def test_it_is_killed_and_resumed_twice() -> None:
     found = judged(part(3, last=4), part(4))
     assert found.verdict == Verdict.SAME_BITS
-    assert "killed after 4 and 4 steps, resumed after 3 and 4" in resume_text(found)
-    content = resume_json(found)
+    assert "killed after 4 and 4 steps, resumed after 3 and 4" in resume_report(found).as_text()
+    content = resume_report(found).as_json()
     assert [content["killed_after"], content["resumed_after"]] == [[4, 4], [3, 4]]
     forgets = judged(part(3, last=4), part(4, state_before=""))
     assert causes_of(forgets) == ["optimizer-not-restored"]
@@ -148,7 +148,7 @@ def test_what_isnt_restored_is_named(changes: dict[str, object], named: list[Cau
     assert (found.verdict, found.is_good) == (Verdict.DIFFERENT, False)
     assert all(finding.step == 3 for finding in found.findings)
     number = f"{len(named)} cause{'s' if len(named) > 1 else ''}"
-    assert resume_text(found).startswith(f"different: {number}: {named[0]}")
+    assert resume_report(found).as_text().startswith(f"different: {number}: {named[0]}")
 
 
 @pytest.mark.parametrize("state", ["state-1", ""])
@@ -265,7 +265,7 @@ def test_on_another_number_of_workers_only_what_they_share_is_compared() -> None
     found = judged(alone, whole=whole, killed=killed)
     assert found.findings == ()
     assert "random states and rank1.pt" in found.unseen[-1]
-    assert "resumed on 1" in resume_text(found)
+    assert "resumed on 1" in resume_report(found).as_text()
 
 
 def test_keys_that_are_ignored() -> None:
@@ -351,13 +351,17 @@ def test_a_command_that_doesnt_do_the_same_twice_says_nothing_of_resuming() -> N
     found = judged(part(3), killed=killed)
     assert found.verdict == Verdict.NOTHING
     assert causes_of(found) == ["not-repeatable"]
-    assert resume_text(found).startswith("nothing to compare: not-repeatable")
+    assert resume_report(found).as_text().startswith("nothing to compare: not-repeatable")
 
 
 def test_a_launch_that_fails_or_takes_no_step() -> None:
     failed = judged(replace(part(3, last=3), failure="FileNotFoundError: last.pt"))
     assert (failed.verdict, failed.is_good) == (Verdict.FAILED, False)
-    assert resume_text(failed).startswith("failed when it was resumed: killed after 4 steps")
+    assert (
+        resume_report(failed)
+        .as_text()
+        .startswith("failed when it was resumed: killed after 4 steps")
+    )
     over = judged(trace_of([[FileRead("last.pt", "train.py:3"), begun(0, 0)]]))
     assert over.verdict == Verdict.NOTHING
     assert "it has read last.pt" in over.unseen[0]

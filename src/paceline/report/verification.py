@@ -190,24 +190,14 @@ def _limit_line(
 
 def _compared(found: JsonObject) -> list[_Compared]:
     """List the launches that are held against the first one, in the losses' colours."""
-    if "killed_after" in found:
-        return [
-            _Compared(
-                name=text(part, "launch"),
-                colour=colour,
-                from_step=whole(part, "from_step") or 1,
-                steps=entries(part, "steps"),
-            )
-            for colour, part in enumerate(entries(found, "parts"), 1)
-        ]
     return [
         _Compared(
-            name=plural(whole(launch, "workers") or 0, "worker"),
+            name=text(part, "launch"),
             colour=colour,
-            from_step=1,
-            steps=entries(launch, "steps"),
+            from_step=whole(part, "from_step") or 1,
+            steps=entries(part, "steps"),
         )
-        for colour, launch in enumerate(entries(found, "workers"))
+        for colour, part in enumerate(entries(found, "compared"))
         if colour
     ]
 

@@ -10,8 +10,8 @@ from paceline.verify.compare import LEAST, compare, given_limits, measured_limit
 from paceline.verify.events import Drew, Ended, FileRead
 from paceline.verify.launches import LaunchPart, VerifyLauncher
 from paceline.verify.resume import Launches, choose_again, choose_step, compare_resumed
-from paceline.verify.resume_report import resume_json, resume_text
-from paceline.verify.text_report import VerifyResult, as_json, as_text
+from paceline.verify.resume_report import resume_report
+from paceline.verify.text_report import Part, Report, counts_report
 from paceline.verify.trace import Trace, cut_up_before
 from paceline.verify.verdict import (
     evaluate_first,
@@ -21,8 +21,8 @@ from paceline.verify.verdict import (
     unseen,
 )
 
-Verified = tuple[str, dict[str, object], tuple[tuple[str, Trace], ...]]
-"""What was found in words and for programs, and the launches by name; the first isn't compared."""
+Verified = tuple[Report, tuple[tuple[str, Trace], ...]]
+"""What was found, and the launches by name; the first isn't compared."""
 
 
 def verify_counts(launcher: VerifyLauncher) -> Verified:
@@ -47,11 +47,13 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
         disturbed = launcher.launch(
             request.workers[0], LaunchPart(name="disturbed", is_disturbed=True)
         )
-        launches.append((f"{plural(disturbed.workers, 'worker')} disturbed", disturbed))
-        yardstick = compare(first, replace(disturbed, by_content=cut_up))
-        if not yardstick.differences:
+        name = f"{plural(disturbed.workers, 'worker')} disturbed"
+        launches.append((name, disturbed))
+        found = compare(first, replace(disturbed, by_content=cut_up))
+        if not found.differences:
             raise JobError("the training could not be measured: give a --tolerance, such as 1e-4")
-        limits = measured_limits(yardstick)
+        limits = measured_limits(found)
+        yardstick = Part(name=name, trace=disturbed, comparison=found, verdict="the yardstick")
     if launcher.keeps_dropout and not (first.in_session or first.failure):
         note("--shards has no effect here: it is for recipes and for scripts on paceline.session()")
     # Phase 3: compare each with the first.
@@ -60,13 +62,8 @@ def verify_counts(launcher: VerifyLauncher) -> Verified:
     dropout = not (launcher.keeps_dropout and first.in_session) and any(
         drew.by == "dropout" for trace in (first, *others) for r in trace.of(Drew) for drew in r
     )
-    outcome = VerifyResult(
-        results=tuple(results),
-        limits=limits,
-        unseen=tuple(unseen([first, *others], limits, cut_at=options.steps, dropout=dropout)),
-        yardstick=yardstick,
-    )
-    return as_text(outcome), as_json(outcome), tuple(launches)
+    own = unseen([first, *others], limits, cut_at=options.steps, dropout=dropout)
+    return counts_report(results, limits, [*own], yardstick), tuple(launches)
 
 
 def verify_resume(launcher: VerifyLauncher) -> Verified:
@@ -126,4 +123,4 @@ def verify_resume(launcher: VerifyLauncher) -> Verified:
         if not (kill and result.is_good) or any(resumed.by_rank_0(Ended)):
             break
         launches = replace(launches, again_at=kill)
-    return resume_text(result), resume_json(result), tuple(named)
+    return resume_report(result), tuple(named)

@@ -4,17 +4,18 @@ The page of `--html` is made from this JSON alone (`report/verification.py`).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import final
 
 from paceline.options.figures import listed, plural, show_seconds
 from paceline.options.text import aligned, line_width, wrapped
+from paceline.verify.causes import Cause
 from paceline.verify.compare import FACTOR, Comparison, Limits, losses_of
 from paceline.verify.finding import Finding
 from paceline.verify.source_lines import code_at, shown
-from paceline.verify.trace import Step, Trace
+from paceline.verify.trace import Trace
 from paceline.verify.verdict import CountVerdict, Verdict
 
 _WIDTH = 100
@@ -27,7 +28,7 @@ _CONCLUSIONS = {
     Verdict.FAILED: "on {on} the script fails",
     Verdict.NOTHING: "on {on} no step could be compared: nothing is known of it",
 }
-_HEADINGS = ("workers", "steps", "samples", "loss", "gradients", "weights", "verdict")
+_HEADINGS = ("launch", "steps", "samples", "loss", "gradients", "weights", "verdict")
 
 
 @final
@@ -64,70 +65,219 @@ class Times:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class VerifyResult:
+class Part:
+    """A launch as it was compared with the first."""
+
+    name: str
+    trace: Trace
+    comparison: Comparison | None = None
+    begins_at: int = 0
+    """Steps that it takes for done."""
+    verdict: str = "-"
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """Give its row of the table."""
+        steps, found = len(self.trace.steps), self.comparison
+        shown = f"{self.begins_at + 1} to {self.begins_at + steps}" if self.begins_at else steps
+        if found is None or not found.differences:
+            return (self.name, str(shown), *"----", self.verdict)
+        is_known = any(any(step.shares) for step in self.trace.steps)
+        samples = "same" if found.samples_differ_from is None else "differ"
+        worst = [found.worst(name) for name in ("loss", "gradients", "weights")]
+        sizes = ("same" if size == 0 else f"{size:.1e}" for size in worst)
+        return (self.name, str(shown), samples if is_known else "?", *sizes, self.verdict)
+
+    def as_json(self) -> dict[str, object]:
+        """Write it for programs."""
+        differences = self.comparison.differences if self.comparison else ()
+        return {
+            "launch": self.name,
+            "workers": self.trace.workers,
+            "verdict": self.verdict,
+            "causes": [str(finding.cause) for finding in self.findings],
+            "from_step": self.begins_at + 1,
+            "steps": [
+                {n: _finite(v) for n, v in asdict(replace(d, step=d.step + 1)).items()}
+                for d in differences[self.begins_at :]
+            ],
+        }
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Report:
     """All that a verification has found."""
 
-    results: tuple[CountVerdict, ...]
+    headline: str
+    parts: tuple[Part, ...]
     """The first is the one that the others were compared with."""
-    limits: Limits
+    findings: tuple[Finding, ...]
     unseen: tuple[str, ...]
-    yardstick: Comparison | None = None
-    """The first launch against itself, disturbed."""
+    limits: Limits
+    closing: str
+    is_good: bool
+    meaning: str = ""
+    """What sizes are; empty where none matters."""
+    yardstick: Part | None = None
+    """The first launch once more, disturbed."""
+    more: Mapping[str, object] = field(default_factory=dict)
+    """For programs alone."""
 
-    @property
-    def findings(self) -> list[Finding]:
-        """Give each cause once, on the first number of workers that shows it; notes last."""
-        found: dict[str, Finding] = {}
-        for result in self.results:
-            for finding in result.findings:
-                found.setdefault(finding.cause.name, finding)
-        return sorted(found.values(), key=lambda finding: finding.is_note)
+    def as_text(self) -> str:
+        """Write it for people."""
+        table = "\n".join(aligned(self._rows(), range(len(_HEADINGS))))
+        causes = [finding for finding in self.findings if not finding.is_note]
+        notes = [finding for finding in self.findings if finding.is_note]
+        parts = [wrapped_text(self.headline, 0), table, wrapped_text(self.meaning, 0)]
+        parts += [self._describe(f"{number}. ", each) for number, each in enumerate(causes, 1)]
+        parts += [self._describe("Note: ", finding) for finding in notes]
+        if self.unseen:
+            parts.append(
+                "\n".join(["Not seen:", *(wrapped_text(f"- {u}", 2) for u in self.unseen)])
+            )
+        if causes:
+            parts.append("Fix this and rerun `paceline verify`: one fault may hide another.")
+        return "\n\n".join(filter(None, [*parts, wrapped_text(self.closing, 0)]))
 
-    @property
-    def causes(self) -> list[str]:
-        """Name all that is to be mended."""
-        return [str(finding.cause) for finding in self.findings if not finding.is_note]
+    def as_json(self) -> dict[str, object]:
+        """Write it for programs."""
+        first, *others = self.parts
+        steps, limits = first.trace.steps, self.limits
+        differences = [
+            (part.name, found)
+            for part in others
+            if part.comparison and (found := part.comparison.first_difference(limits))
+        ]
+        return {
+            "is_good": self.is_good,
+            "verdict": self.headline,
+            "conclusion": self.closing,
+            "table": [list(row) for row in self._rows()],
+            "compared": [part.as_json() for part in self.parts],
+            "losses": [
+                {
+                    "launch": part.name,
+                    "from_step": part.begins_at + 1,
+                    # Six digits are more than a chart can show.
+                    "values": [
+                        _finite(float(f"{loss:.6g}"))
+                        for loss in losses_of(part.trace, steps[part.begins_at :])
+                    ],
+                }
+                for part in self.parts
+            ],
+            "first_differences": [
+                {"launch": name, "step": found.step + 1, "in": list(found.quantities)}
+                for name, found in differences
+            ],
+            "findings": [self._finding_json(finding) for finding in self.findings],
+            "limits": {
+                "measured": limits.measured,
+                "gradients": [_finite(size) for size in limits.gradients],
+                "weights": [_finite(size) for size in limits.weights],
+                "meaning": self.meaning,
+            },
+            "not_seen": list(self.unseen),
+            **self.more,
+        }
 
-    @property
-    def is_good(self) -> bool:
-        """Whether the training is the same, and nothing is wrong."""
-        bad = (Verdict.DIFFERENT, Verdict.FAILED, Verdict.NOTHING)
-        return not self.causes and not any(result.verdict in bad for result in self.results)
+    def _rows(self) -> list[tuple[str, ...]]:
+        yardstick = [self.yardstick.row] if self.yardstick else []
+        return [_HEADINGS, *(part.row for part in self.parts), *yardstick]
 
-    def workers_with(self, verdict: Verdict) -> list[int]:
-        """List the numbers of workers that have a verdict."""
-        return [result.workers for result in self.results if result.verdict == verdict]
+    def _describe(self, number: str, finding: Finding) -> str:
+        """Write a cause with where it shows, why it matters and how it is mended."""
+        places = [plural(finding.workers, "worker")]
+        places += [f"from step {finding.step + 1} on"] if finding.step is not None else []
+        places += [f"rank {finding.rank}"] if finding.rank is not None else []
+        places += [f"first in {finding.tensor}"] if finding.tensor else []
+        parts = [("", finding.what), *(("at ", shown(place)) for place in finding.lines)]
+        parts += [("why: ", finding.cause.why)]
+        parts += [(f"{name}: ", text) for name, text in self._remedies(finding).items()]
+        lines = (wrapped_text(f"   {label}{text}", 5) for label, text in parts)
+        return "\n".join([f"{number}{finding.cause} ({', '.join(places)})", *lines])
+
+    def _finding_json(self, finding: Finding) -> dict[str, object]:
+        return {
+            "cause": str(finding.cause),
+            "is_fault": not finding.is_note,
+            "workers": finding.workers,
+            "what": finding.what,
+            "step": None if finding.step is None else finding.step + 1,
+            "rank": finding.rank,
+            "tensor": finding.tensor,
+            "lines": [_line_json(place) for place in finding.lines],
+            "why": finding.cause.why,
+            "remedies": self._remedies(finding),
+        }
+
+    def _remedies(self, finding: Finding) -> dict[str, str]:
+        """Say how to mend it, by what the script uses."""
+        cause, first = finding.cause, self.parts[0].trace
+        batch = sum(first.steps[0].shares) if first.steps else 0
+        own = {
+            "Lightning": cause.lightning,
+            "Accelerate": cause.accelerate,
+            "Transformers": cause.transformers,
+        }
+        known = [(name, own[name]) for name in first.libraries if own[name]]
+        plain = [] if first.in_session else [("PyTorch", finding.remedy or cause.torch)]
+        found = dict([*(known or plain)[:1], ("Paceline", cause.paceline)])
+        return {name: text.replace("{batch}", str(batch or 64)) for name, text in found.items()}
 
 
-def as_text(outcome: VerifyResult) -> str:
-    """Write it for people."""
-    table = "\n".join(aligned(_rows(outcome), range(len(_HEADINGS))))
-    parts = [wrapped_text(headline(outcome), 0), table, wrapped_text(_meaning(outcome), 0)]
-    parts += describe_found(outcome.findings, outcome.unseen, outcome.results[0].trace)
-    parts.append(wrapped_text(f"Conclusion: {conclusion(outcome)}", 0))
-    return "\n\n".join(part for part in parts if part)
+def counts_report(
+    results: Sequence[CountVerdict],
+    limits: Limits,
+    unseen: Sequence[str],
+    yardstick: Part | None = None,
+) -> Report:
+    """Put together what was found on all numbers of workers.
+
+    Args:
+        results: The first is the one that the others were compared with.
+    """
+    # Each cause once, on the first number of workers that shows it; notes last.
+    found: dict[Cause, Finding] = {}
+    for finding in (finding for result in results for finding in result.findings):
+        found.setdefault(finding.cause, finding)
+    findings = sorted(found.values(), key=lambda finding: finding.is_note)
+    faults = [str(finding.cause) for finding in findings if not finding.is_note]
+    bad = (Verdict.DIFFERENT, Verdict.FAILED, Verdict.NOTHING)
+    parts = tuple(
+        Part(
+            name=plural(result.workers, "worker"),
+            trace=result.trace,
+            comparison=result.comparison,
+            verdict=str(result.verdict),
+            findings=result.findings,
+        )
+        for result in results
+    )
+    return Report(
+        headline=_headline(results, findings, faults),
+        parts=parts,
+        findings=tuple(findings),
+        unseen=tuple(unseen),
+        limits=limits,
+        closing=f"Conclusion: {_conclusion(results, faults)}",
+        is_good=not faults and not any(result.verdict in bad for result in results),
+        meaning=_meaning(results, limits),
+        yardstick=yardstick,
+    )
 
 
-def describe_found(findings: Sequence[Finding], unseen: Sequence[str], first: Trace) -> list[str]:
-    """Write all causes, what could not be seen, and what to do next: a paragraph each."""
-    causes = [finding for finding in findings if not finding.is_note]
-    parts = [_describe(f"{number}. ", finding, first) for number, finding in enumerate(causes, 1)]
-    parts += [_describe("Note: ", finding, first) for finding in findings if finding.is_note]
-    if unseen:
-        parts.append("Not seen:\n" + "\n".join(wrapped_text(f"- {u}", 2) for u in unseen))
-    if causes:
-        parts.append("Fix this and rerun `paceline verify`: one fault may hide another.")
-    return parts
-
-
-def headline(outcome: VerifyResult) -> str:
+def _headline(
+    results: Sequence[CountVerdict], findings: Sequence[Finding], faults: Sequence[str]
+) -> str:
     """Give the verdict on all numbers of workers in a line: the worst of all numbers."""
-    on = f"on {listed([str(result.workers) for result in outcome.results])} workers"
-    causes, found = outcome.causes, {result.verdict for result in outcome.results[1:]}
-    named = _counted("cause", causes)
-    if failed := outcome.workers_with(Verdict.FAILED):
-        if causes == ["failed"]:  # which says nothing more than the verdict
-            named = shorten(outcome.findings[0].what, _WIDTH, placeholder=" ...")
+    on = f"on {listed([str(result.workers) for result in results])} workers"
+    found, named = {result.verdict for result in results[1:]}, _counted("cause", faults)
+    if failed := _workers_with(results, Verdict.FAILED):
+        if faults == ["failed"]:  # which says nothing more than the verdict
+            named = shorten(findings[0].what, _WIDTH, placeholder=" ...")
         return f"failed on {plural(failed[0], 'worker')}: {named}"
     if Verdict.NOTHING in found:
         return f"nothing to compare {on}"
@@ -138,125 +288,31 @@ def headline(outcome: VerifyResult) -> str:
     else:
         how = "up to rounding" if Verdict.ROUNDING in found else "bit for bit"
         text = f"the same training {on}, {how}"
-    return f"{text}; {_counted('fault', causes)}" if causes else text
+    return f"{text}; {_counted('fault', faults)}" if faults else text
 
 
-def conclusion(outcome: VerifyResult) -> str:
+def _conclusion(results: Sequence[CountVerdict], faults: Sequence[str]) -> str:
     """Say in words what has come out."""
-    first = outcome.results[0]
-    start = plural(first.workers, "worker")
-    if first.verdict == Verdict.FAILED:
+    start = plural(results[0].workers, "worker")
+    if results[0].verdict == Verdict.FAILED:
         return f"the script fails on {start}, so that nothing could be compared."
     parts = []
     # A sentence for each verdict, over all numbers of workers that have it.
     for verdict, sentence in _CONCLUSIONS.items():
-        if counts := outcome.workers_with(verdict):
+        if counts := _workers_with(results, verdict):
             on = f"{listed(list(map(str, counts)))} {'worker' if counts == [1] else 'workers'}"
             parts.append(sentence.format(on=on, start=start))
-    word = "cause" if outcome.workers_with(Verdict.DIFFERENT) else "fault"
-    fixes = [f" To fix: {_counted(word, outcome.causes)}."] if outcome.causes else []
+    word = "cause" if _workers_with(results, Verdict.DIFFERENT) else "fault"
+    fixes = [f" To fix: {_counted(word, faults)}."] if faults else []
     return "".join([f"{'; '.join(parts)}.", *fixes])
+
+
+def _workers_with(results: Sequence[CountVerdict], verdict: Verdict) -> list[int]:
+    return [result.workers for result in results if result.verdict == verdict]
 
 
 def _counted(word: str, causes: Sequence[str]) -> str:
     return f"{plural(len(causes), word)}: {', '.join(causes)}"
-
-
-def as_json(outcome: VerifyResult) -> dict[str, object]:
-    """Write it for programs."""
-    first, *others = outcome.results
-    names = {id(result): plural(result.workers, "worker") for result in outcome.results}
-    return {
-        "is_good": outcome.is_good,
-        "verdict": headline(outcome),
-        "conclusion": conclusion(outcome),
-        "table": [list(row) for row in _rows(outcome)],
-        "workers": [_result_json(result) for result in outcome.results],
-        "losses": [
-            losses_json(names[id(first)], first.trace),
-            *(losses_json(names[id(r)], r.trace, first.trace.steps) for r in others),
-        ],
-        "first_differences": [
-            found
-            for r in others
-            for found in first_difference_json(names[id(r)], r.comparison, outcome.limits)
-        ],
-        "findings": [finding_json(finding, first.trace) for finding in outcome.findings],
-        "limits": limits_json(outcome.limits) | {"meaning": _meaning(outcome)},
-        "not_seen": list(outcome.unseen),
-    }
-
-
-def limits_json(limits: Limits) -> dict[str, object]:
-    """Write how far apart two launches may be, step by step."""
-    return {
-        "measured": limits.measured,
-        "gradients": _finite(limits.gradients),
-        "weights": _finite(limits.weights),
-    }
-
-
-def losses_json(
-    launch: str, trace: Trace, beside: Sequence[Step] = (), *, after: int = 0
-) -> dict[str, object]:
-    """Write a launch's losses over all ranks, step by step.
-
-    Args:
-        beside: Steps of the launch that it is compared with, from the same step on.
-        after: Steps before its first one.
-    """
-    # Six digits are more than a chart can show.
-    shown = [float(f"{loss:.6g}") for loss in losses_of(trace, beside)]
-    return {"launch": launch, "from_step": after + 1, "values": _finite(shown)}
-
-
-def first_difference_json(
-    launch: str, compared: Comparison | None, limits: Limits
-) -> list[dict[str, object]]:
-    """Write the first step that isn't the same, in a list that is empty where all are."""
-    found = compared.first_difference(limits) if compared else None
-    if found is None:
-        return []
-    return [{"launch": launch, "step": found.step + 1, "in": list(found.quantities)}]
-
-
-def finding_json(finding: Finding, first: Trace) -> dict[str, object]:
-    """Write a cause for programs.
-
-    Args:
-        first: The first launch, whose libraries and batch count for the remedies.
-    """
-    return {
-        "cause": str(finding.cause),
-        "is_fault": not finding.is_note,
-        "workers": finding.workers,
-        "what": finding.what,
-        "step": None if finding.step is None else finding.step + 1,
-        "rank": finding.rank,
-        "tensor": finding.tensor,
-        "lines": [_line_json(place) for place in finding.lines],
-        "why": finding.cause.why,
-        "remedies": _remedies(finding, first),
-    }
-
-
-def _remedies(finding: Finding, first: Trace) -> dict[str, str]:
-    """Say how to mend it, by what the script uses."""
-    cause = finding.cause
-    batch = sum(first.steps[0].shares) if first.steps else 0
-    plain = "PyTorch", finding.remedy or cause.torch
-    if first.in_session:
-        plain = "Paceline", cause.paceline
-    for library in first.libraries:
-        if own := {
-            "Lightning": cause.lightning,
-            "Accelerate": cause.accelerate,
-            "Transformers": cause.transformers,
-        }[library]:
-            plain = library, own
-            break
-    found = dict([plain, ("Paceline", cause.paceline)])
-    return {name: text.replace("{batch}", str(batch or 64)) for name, text in found.items()}
 
 
 def _line_json(place: str) -> dict[str, object]:
@@ -264,66 +320,14 @@ def _line_json(place: str) -> dict[str, object]:
     return {"file": name, "line": int(line), "code": code_at(place)}
 
 
-def _result_json(result: CountVerdict) -> dict[str, object]:
-    return {
-        "workers": result.workers,
-        "verdict": str(result.verdict),
-        "causes": [str(finding.cause) for finding in result.findings],
-        "steps": steps_json(result.comparison),
-    }
+def _finite(value: object) -> object:
+    return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-def steps_json(compared: Comparison | None) -> list[dict[str, object]]:
-    """Write how far apart two launches are, step by step."""
-    return [
-        {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in s.items()}
-        for s in (
-            asdict(replace(d, step=d.step + 1)) for d in (compared.differences if compared else ())
-        )
-    ]
-
-
-def _finite(sizes: Sequence[float]) -> list[float | None]:
-    return [size if math.isfinite(size) else None for size in sizes]
-
-
-def _rows(outcome: VerifyResult) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [_HEADINGS, *(_row(result) for result in outcome.results)]
-    found = outcome.yardstick
-    if found is not None:
-        name = f"{found.workers}, disturbed"
-        rows.append((name, str(len(found.differences)), "same", *sizes_of(found), "the yardstick"))
-    return rows
-
-
-def _row(result: CountVerdict) -> tuple[str, ...]:
-    found, steps = result.comparison, str(len(result.trace.steps))
-    if result.verdict == Verdict.NOT_RUN:
-        steps = "-"
-    if found is None or not found.differences:
-        return (str(result.workers), steps, "-", "-", "-", "-", result.verdict)
-    shown = (_samples(result), *sizes_of(found), result.verdict)
-    return (str(result.workers), steps, *shown)
-
-
-def sizes_of(found: Comparison) -> list[str]:
-    """Write the largest differences in loss, gradients and weights."""
-    worst = [found.worst(name) for name in ("loss", "gradients", "weights")]
-    return ["same" if size == 0 else f"{size:.1e}" for size in worst]
-
-
-def _samples(result: CountVerdict) -> str:
-    found = result.comparison
-    if not any(any(step.shares) for step in result.trace.steps):
-        return "?"
-    return "same" if found is None or found.samples_differ_from is None else "differ"
-
-
-def _meaning(outcome: VerifyResult) -> str:
+def _meaning(results: Sequence[CountVerdict], limits: Limits) -> str:
     """Say what sizes are, and which of them count as rounding; empty where none matters."""
-    limits = outcome.limits
     compared = {Verdict.ROUNDING, Verdict.DIFFERENT}
-    if compared.isdisjoint(result.verdict for result in outcome.results):
+    if compared.isdisjoint(result.verdict for result in results):
         return ""
     if not limits.measured and not any(limits.weights):
         return ""  # nothing had to be measured
@@ -335,19 +339,6 @@ def _meaning(outcome: VerifyResult) -> str:
         "measured by a launch whose weights and gradients were disturbed in their last bits; "
         f"{FACTOR:g} times as far counts as rounding (of weights: {growth})."
     )
-
-
-def _describe(number: str, finding: Finding, first: Trace) -> str:
-    """Write a cause with where it shows, why it matters and how it is mended."""
-    places = [plural(finding.workers, "worker")]
-    places += [f"from step {finding.step + 1} on"] if finding.step is not None else []
-    places += [f"rank {finding.rank}"] if finding.rank is not None else []
-    places += [f"first in {finding.tensor}"] if finding.tensor else []
-    lines = [f"{number}{finding.cause} ({', '.join(places)})"]
-    parts = [("", finding.what), *(("at ", shown(place)) for place in finding.lines)]
-    parts += [("why: ", finding.cause.why)]
-    parts += [(f"{name}: ", text) for name, text in _remedies(finding, first).items()]
-    return "\n".join([*lines, *(wrapped_text(f"   {label}{text}", 5) for label, text in parts)])
 
 
 def wrapped_text(text: str, indent: int) -> str:

@@ -295,7 +295,7 @@ def verified(script: Path, place: Path, *options: str) -> tuple[str, list[str]]:
     quick = ("--threads", "1", "--steps", "3", "--json", "found.json")
     done = Paceline(place).run("verify", script.name, *quick, *options)
     result = json.loads((place / "found.json").read_text())
-    verdict = result["workers"][1]["verdict"]
+    verdict = result["compared"][1]["verdict"]
     assert done.code == (65 if verdict == "different" else 0), done.out + done.err
     assert (place / "checkpoint.pth.tar").read_text() == "the user's own"
     assert {path.name for path in place.iterdir()} == before | {"found.json"}

@@ -272,11 +272,11 @@ def _verify(request: VerifyRequest, place: Path) -> int:
     launcher = VerifyLauncher(request, place, on_cpu)
     started_s = time.monotonic()
     verify = verify_resume if request.options.resume else verify_counts
-    text, content, launches = verify(launcher)
+    report, launches = verify(launcher)
     times = Times(took_s=time.monotonic() - started_s, launches=launches)
-    print(printable(f"{text}\n\n{times.as_text()}"), flush=True)
+    print(printable(f"{report.as_text()}\n\n{times.as_text()}"), flush=True)
     _, first = launches[0]
-    return _keep(request, content | times.as_json(), first)
+    return _keep(request, report.as_json() | times.as_json(), first)
 
 
 def _keep(request: VerifyRequest, content: Mapping[str, object], first: "Trace") -> ExitCode:

@@ -7,7 +7,6 @@ import pytest
 from paceline.verify.compare import (
     CHAOS,
     FACTOR,
-    FirstDifference,
     Limits,
     compare,
     given_limits,
@@ -119,7 +118,7 @@ def test_the_first_step_that_differs_and_in_what(
     other: Trace, step: int, quantities: tuple[str, ...]
 ) -> None:
     found = compare(FIRST, other).first_difference(given_limits(1e-6))
-    assert found == FirstDifference(step=step, quantities=quantities)
+    assert found == (step, list(quantities))
     assert compare(FIRST, other).first_difference(given_limits(10.0)) == (
         found if "samples" in quantities else None
     )

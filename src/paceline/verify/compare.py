@@ -57,17 +57,6 @@ class Limits:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class FirstDifference:
-    """The first step that isn't the same in two launches."""
-
-    step: int
-    """From 0."""
-    quantities: tuple[str, ...]
-    """What differs in it by more than rounding: `samples`, `augmentation`, `loss` and so on."""
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A launch against the first one."""
 
@@ -102,8 +91,12 @@ class Comparison:
                 return None
         return None
 
-    def first_difference(self, limits: Limits) -> FirstDifference | None:
-        """Find the first step with other samples, or with more than rounding between the two."""
+    def first_difference(self, limits: Limits) -> tuple[int, list[str]] | None:
+        """Find the first step with other samples, or with more than rounding between the two.
+
+        Returns:
+            The step, from 0, and what differs in it: `samples`, `augmentation`, `loss` and so on.
+        """
         beyond = self.first_beyond(limits)
         found = (
             self.samples_differ_from,
@@ -122,9 +115,7 @@ class Comparison:
             "gradients": first.gradients > gradients,
             "weights": first.weights > weights,
         }
-        return FirstDifference(
-            step=first.step, quantities=tuple(name for name, does in differs.items() if does)
-        )
+        return first.step, [name for name, does in differs.items() if does]
 
 
 def compare(first: Trace, other: Trace) -> Comparison:

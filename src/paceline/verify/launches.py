@@ -168,7 +168,6 @@ class VerifyLauncher:
         threads, command = self.threads(workers), self.request.command
         # By the user's own command (torchrun, say), with the observer in front of the script.
         if command is not None and command.has_launcher:
-            command = replace(command, arguments=(*command.arguments, *part.more_args))
             file = records / "trial.json"
             file.write_text(trial)
             words = command_for(command, workers, (OBSERVED, str(file)))

@@ -159,13 +159,14 @@ def _verdict(
 
 def _not_repeatable(launches: Launches, before: Comparison, limits: Limits) -> Iterator[Finding]:
     """Compare the steps before the kill: does the command do the same twice at all?"""
-    if differs := before.first_difference(limits):
+    if found := before.first_difference(limits):
+        step, quantities = found
         yield Finding(
             cause=causes.NOT_REPEATABLE,
             workers=launches.whole.workers,
-            what=f"the same command, launched twice, has other {listed([*differs.quantities])} in "
-            f"step {differs.step + 1}",
-            step=differs.step,
+            what=f"the same command, launched twice, has other {listed(quantities)} in "
+            f"step {step + 1}",
+            step=step,
         )
 
 

@@ -169,8 +169,8 @@ class Report:
                 for part in self.parts
             ],
             "first_differences": [
-                {"launch": name, "step": found.step + 1, "in": list(found.quantities)}
-                for name, found in differences
+                {"launch": name, "step": step + 1, "in": quantities}
+                for name, (step, quantities) in differences
             ],
             "findings": [self._finding_json(finding) for finding in self.findings],
             "limits": {

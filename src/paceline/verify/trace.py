@@ -215,12 +215,14 @@ class Trace:
         parts = (self._steps_of(rank) for rank in range(self.workers))
         return tuple(
             Step(
-                stepped=tuple(part.stepped for part in step),
-                drawn=tuple(tuple(part.drawn) for part in step),
-                skipped=tuple(tuple(part.skipped) for part in step),
-                backwards=tuple(tuple(part.backwards) for part in step),
-                samples=tuple(tuple(self._samples(part.drawn)) for part in step),
-                contents=tuple(tuple(c for d in part.drawn for c in d.contents) for part in step),
+                stepped=tuple(stepped for stepped, _ in step),
+                drawn=tuple(tuple(part.drawn) for _, part in step),
+                skipped=tuple(tuple(part.skipped) for _, part in step),
+                backwards=tuple(tuple(part.backwards) for _, part in step),
+                samples=tuple(tuple(self._samples(part.drawn)) for _, part in step),
+                contents=tuple(
+                    tuple(c for d in part.drawn for c in d.contents) for _, part in step
+                ),
             )
             for step in zip(*parts, strict=False)
         )
@@ -231,7 +233,7 @@ class Trace:
                 map(identity, batch.contents) if batch.loader in self.by_content else batch.samples
             )
 
-    def _steps_of(self, rank: int) -> Iterator["_Part"]:
+    def _steps_of(self, rank: int) -> Iterator[tuple[Stepped, "_Part"]]:
         passes, part = self._passes_by_rank[rank], _Part()
         for event in in_order(self.ranks[rank], passes, self.in_time):
             if isinstance(event, Drawn) and _key(event) in self._training:
@@ -239,7 +241,7 @@ class Trace:
             elif isinstance(event, Backward):
                 part.go_back(event)
             elif isinstance(event, Stepped):
-                yield part.step(event)
+                yield event, part
                 part = _Part()
 
     @cached_property
@@ -302,13 +304,6 @@ class _Part:
     """The last batch, as long as no backward pass has followed it."""
     _used: int = 0
     """Batches that a backward pass has followed."""
-    _stepped: Stepped | None = None
-
-    @property
-    def stepped(self) -> Stepped:
-        """The step itself."""
-        assert self._stepped is not None
-        return self._stepped
 
     def draw(self, batch: Drawn, *, alternates: bool) -> None:
         """Add a batch; of those that alternate with backward passes one without is skipped."""
@@ -325,11 +320,6 @@ class _Part:
             self.drawn, self.backwards = self.drawn[self._used :], []
         self.backwards.append(backward)
         self._new, self._used = None, len(self.drawn)
-
-    def step(self, stepped: Stepped) -> "_Part":
-        """End it by the step."""
-        self._stepped = stepped
-        return self
 
 
 @final

@@ -89,7 +89,6 @@ def judged(
         killed=cut,
         kill_at=4,
         resumed=resumed,
-        again_at=1,
         saved=tuple(saved),
         cut_at=50,
     )
@@ -497,3 +496,71 @@ def test_a_recipe_by_its_snapshots_in_mid_epoch(more: Sequence[str], verify: Ver
     assert len(resumed_after) == 2
     assert {*resumed_after} < {*range(4, 70, 4), 23, 46}
     assert "bit for bit" in done.out
+
+
+SESSION = """
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset, random_split
+
+import paceline
+
+mode = sys.argv[1]
+
+
+class Noisy(Dataset):
+    def __init__(self):
+        self.own = np.random.default_rng(0)
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        noise = self.own.normal() if mode == "data" else 0.0
+        return x[index] + noise, x[index].sum()
+
+
+with paceline.session() as s:
+    torch.manual_seed(0)
+    x = torch.randn(96, 6)
+    net = s.model(nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = optimizer if mode == "optimizer" else s.optimizer(optimizer)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    schedule = schedule if mode == "schedule" else s.scheduler(schedule)
+    data = Noisy()
+    if mode == "split":
+        generator = torch.Generator()
+        generator.seed()
+        data, _ = random_split(data, [64, 32], generator=generator)
+    batches = s.loader(data, global_batch=8)
+    for epoch in s.epochs(3):
+        for inputs, targets in batches:
+            s.backward((net(inputs)[:, 0] - targets).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@GROUP
+@pytest.mark.parametrize(
+    ("mode", "cause"),
+    [
+        ("optimizer", "optimizer-not-restored"),
+        ("schedule", "schedule-not-restored"),
+        ("data", "random-not-restored"),
+        ("split", "not-repeatable"),
+    ],
+)
+def test_what_no_snapshot_of_a_session_holds(
+    mode: str, cause: str, verify: Verify, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SESSION)
+    done = verify("train.py", "--resume", "--kill-at-step", "15", "--", mode)
+    assert (done.code, done.causes) == (65, [cause]), done.out + done.err

@@ -1,5 +1,6 @@
 """Compares a training that was killed and started again, twice, with an undisturbed one."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from paceline.verify.detectors.figures import evaluations, paired_figures
 from paceline.verify.detectors.ranks import taken
 from paceline.verify.events import Drew, Evaluated, Event, FileRead, Loaded, Scaled, Stepped, Wrote
 from paceline.verify.finding import Case, Detector, Finding, Need
-from paceline.verify.tensor_sketch import TensorSketch, relative_distance
+from paceline.verify.tensor_sketch import relative_distance
 from paceline.verify.trace import Kind, Step, Trace
 from paceline.verify.verdict import EFFECTS, Verdict, failed, with_lines
 
@@ -37,8 +38,6 @@ class Launches:
     """Steps that the killed one took."""
     resumed: tuple[Trace, ...] = ()
     """Each goes on with what the one before has left; all but the last were killed as well."""
-    again_at: int = 0
-    """Steps that the first of these took until then; 0 where it came to its end."""
     saved: tuple[str, ...]
     """Files written by the first kill."""
     cut_at: int
@@ -178,7 +177,8 @@ def _no_step(resumed: Trace) -> str:
 def _case(launches: Launches, resumed: Trace, limits: Limits) -> Case:
     """Put the steps that a resumed launch takes for done before its own."""
     whole = launches.whole
-    begins_at, apart = _beginning(whole, resumed, launches.kill_at + launches.again_at)
+    killed_by = launches.kill_at + sum(len(trace.steps) for trace in launches.resumed[:-1])
+    begins_at, apart = _beginning(whole, resumed, killed_by)
     # An epoch that was cut off goes on elsewhere.
     is_cut = any(found.is_cut for found in whole.training())
     end = (begins_at // launches.cut_at + 1) * launches.cut_at if is_cut else len(whole.steps)
@@ -202,30 +202,21 @@ def _beginning(whole: Trace, resumed: Trace, killed_by: int) -> tuple[int, float
     Returns:
         How many steps come before, and how far the weights are from those: 0 for the same bits.
     """
-    first = resumed.steps[0]
-    apart = [_distance(_weights_before(whole, n, first), first) for n in range(len(whole.steps))]
+    first, apart = resumed.steps[0], list[float]()
+    own, all_steps = first.stepped[0], [step.stepped[0] for step in whole.steps]
+    # The weights of this optimizer before each step.
+    weights = next((s.before for s in all_steps if s.optimizer == own.optimizer), ())
+    for stepped in all_steps:
+        is_alike = len(weights) == len(own.before)
+        pairs = zip(weights, own.before, strict=False)
+        apart.append(relative_distance(pairs) if is_alike else math.inf)
+        weights = stepped.weights if stepped.optimizer == own.optimizer else weights
     least = min(apart)
     nearest = [n for n, size in enumerate(apart) if size == least]
     # Weights may stay as they are for some steps: then the samples tell.
     same = [n for n in nearest if whole.steps[n].all_samples == first.all_samples]
     by_then = [n for n in nearest if n <= killed_by]
     return (same or by_then[-1:] or nearest)[0], least
-
-
-def _weights_before(whole: Trace, number: int, like: Step) -> Sequence[TensorSketch]:
-    """Return the weights of an optimizer before a step: those after the last one that it took."""
-    optimizer = like.stepped[0].optimizer
-    own = [(n, s.stepped[0]) for n, s in enumerate(whole.steps)]
-    own = [(n, stepped) for n, stepped in own if stepped.optimizer == optimizer]
-    before = [stepped.weights for n, stepped in own if n < number]
-    return before[-1] if before else own[0][1].before if own else ()
-
-
-def _distance(weights: Sequence[TensorSketch], step: Step) -> float:
-    begun = step.stepped[0].before
-    if len(weights) != len(begun):
-        return float("inf")
-    return relative_distance(zip(weights, begun, strict=True))
 
 
 def _without_skipped(mine: Step, resumed: Trace) -> tuple[Step, ...]:
@@ -339,6 +330,7 @@ def _schedule(case: Case) -> Iterator[Finding]:
     start, end = _epoch_of(case.first, begins_at)
     own = theirs[begins_at:end]
     is_again = own == mine[start : start + len(own)] != mine[: len(own)] and len(set(own)) > 1
+    is_again &= not case.other.steps[begins_at].stepped[0].scheduled  # the script sets them
     rates = [listed([f"{rate:g}" for rate in each[place]]) for each in (theirs, mine)]
     yield case.found(
         causes.SCHEDULE_BY_ENUMERATE if is_again else causes.SCHEDULE_NOT_RESTORED,
@@ -386,7 +378,7 @@ def _random(case: Case) -> Iterator[Finding]:
     last = len(case.comparison.differences)
     for rank in range(case.workers):
         mine, theirs = _draws(case, rank)
-        apart = [n for n in theirs if n < last and theirs[n] != mine.get(n)]
+        apart = [n for n in theirs if n < last and theirs[n] != mine.get(n, theirs[n])]
         if apart:
             what = "what is drawn at random in a step (dropout, noise) is something else"
             yield case.found(causes.RANDOM_NOT_RESTORED, what, step=min(apart), rank=rank)
@@ -397,8 +389,9 @@ def _averages(case: Case) -> Iterator[Finding]:
     """Find weights that are evaluated, that no step tells of, and that are others."""
     mine, theirs = _by_step(case, Evaluated)
     for number in sorted(mine.keys() & theirs.keys()):
-        known, own = {*mine[number][0].weights}, theirs[number][0].weights
-        if number > case.begins_at and case.comparison.same_bits and not known.issuperset(own):
+        known, own = mine[number][0].weights, theirs[number][0].weights
+        is_alike = number > case.begins_at and len(known) == len(own)
+        if is_alike and case.comparison.same_bits and {*known} != {*own}:
             what = (
                 f"the evaluation after step {number} uses weights that are others, though those "
                 "that are trained are the same: an average of them?"

@@ -18,7 +18,8 @@ def resume_report(found: ResumeResult) -> Report:
     """Put together what was found of all launches."""
     launches = found.launches
     begun = [case.begins_at for case in found.cases]
-    kills = [launches.kill_at, *(n + launches.again_at for n in begun[:1])][: len(launches.resumed)]
+    again = zip(begun, launches.resumed[:-1], strict=False)
+    kills = [launches.kill_at, *(n + len(trace.steps) for n, trace in again)]
     parts = [
         Part(name="undisturbed", trace=launches.whole),
         Part(name="killed", trace=launches.killed, comparison=found.before),

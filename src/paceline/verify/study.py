@@ -122,5 +122,4 @@ def verify_resume(launcher: VerifyLauncher) -> Verified:
         result = compare_resumed(launches, limits)
         if not (kill and result.is_good) or any(resumed.by_rank_0(Ended)):
             break
-        launches = replace(launches, again_at=kill)
     return resume_report(result), tuple(named)

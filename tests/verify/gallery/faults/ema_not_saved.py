@@ -3,7 +3,6 @@
 https://github.com/ai2cm/ace/issues/349
 Cause: not-saved
 Options: --resume
-Awaits: detection
 """
 
 import os

@@ -3,7 +3,6 @@
 https://github.com/FareedKhan-dev/train-llm-from-scratch/pull/37
 Cause: keys-ignored
 Options: --resume
-Awaits: detection
 """
 
 import os

@@ -3,7 +3,6 @@
 https://github.com/KempnerInstitute/KempnerForge/pull/115
 Cause: optimizer-not-restored
 Options: --resume
-Awaits: detection
 """
 
 import os

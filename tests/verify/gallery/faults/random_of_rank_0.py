@@ -3,7 +3,6 @@
 https://github.com/radixark/miles/pull/3187
 Cause: random-of-one-rank
 Options: --resume
-Awaits: detection
 """
 
 import os

@@ -209,7 +209,8 @@ def _beginning(whole: Trace, resumed: Trace, killed_by: int) -> tuple[int, float
     for stepped in all_steps:
         is_alike = len(weights) == len(own.before)
         pairs = zip(weights, own.before, strict=False)
-        apart.append(relative_distance(pairs) if is_alike else math.inf)
+        size = relative_distance(pairs) if is_alike else math.inf
+        apart.append(math.inf if math.isnan(size) else size)
         weights = stepped.weights if stepped.optimizer == own.optimizer else weights
     least = min(apart)
     nearest = [n for n, size in enumerate(apart) if size == least]
@@ -312,11 +313,11 @@ def _buffers(case: Case) -> Iterator[Finding]:
     """Find buffers that differ after a step with the same batch and gradients."""
     place = case.begins_at
     mine, theirs = (trace.steps[place].stepped[0].buffers for trace in case.traces)
-    same = case.comparison.differences[place]
     apart = [name for name, sha in theirs.items() if mine.get(name, sha) != sha]
-    if apart and same.same_samples and same.same_contents and not same.gradients:
-        what = f"{_some(apart)} differ after the first step"
-        yield case.found(causes.BUFFERS_NOT_RESTORED, what, step=place, tensor=apart[0])
+    for same in case.comparison.differences[place : place + 1]:
+        if apart and same.same_samples and same.same_contents and not same.gradients:
+            what = f"{_some(apart)} differ after the first step"
+            yield case.found(causes.BUFFERS_NOT_RESTORED, what, step=place, tensor=apart[0])
 
 
 def _schedule(case: Case) -> Iterator[Finding]:
@@ -509,7 +510,7 @@ def _of_ranks(launches: Launches) -> list[str]:
     own = sorted({path for ranks in files[1:] for path in ranks} - {*files[0]})
     buffers = [stepped.buffers for step in killed.steps[-1:] for stepped in step.stepped]
     return [
-        *(["random states"] if len({*draws}) > 1 else []),
+        *(["random states"] if len({*draws}) > 1 and not killed.in_session else []),
         *(["buffers"] if any(buffer != buffers[0] for buffer in buffers) else []),
         *own[:_SHOWN],
     ]

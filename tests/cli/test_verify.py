@@ -117,6 +117,11 @@ def test_what_contradicts_the_script_is_wrong_usage(paceline: Paceline, tmp_path
         (("digits", "--resume", "--workers", "1,2"), "with --resume it is one number"),
         (("digits", "--kill-at-step", "3"), "--kill-at-step has no effect without --resume"),
         (("digits", "--resume", "--kill-at-step", "0"), "--kill-at-step must be at least 1"),
+        (("digits", "--resume-workers", "3"), "--resume-workers has no effect without --resume"),
+        (
+            ("digits", "--resume", "--shards", "2", "--resume-workers", "3"),
+            "--resume-workers says 3, more than --shards 2",
+        ),
         (("digits", "--resume", "--resume-args", "--go on"), "--resume-args are for a script"),
         (("digits", "--resume", "--resume-args", "it's"), "No closing quotation"),
         (("digits", "--resume", "--resume-args", "--on"), "write --resume-args=--on"),

@@ -85,11 +85,6 @@ class Script:
         return "--resume" in self.options
 
     @property
-    def awaits(self) -> bool:
-        """Whether verify isn't right about it yet: only looked at where it is named."""
-        return bool(self._words("Awaits"))
-
-    @property
     def lacks(self) -> list[str]:
         """The packages that it needs, which Paceline doesn't, and that aren't installed."""
         return [name for name in self._words("Needs") if find_spec(name) is None]
@@ -238,7 +233,7 @@ def main() -> int:
     chosen = [
         script
         for script in (*faults(), *healthy())
-        if script.name in asked.names or (not asked.names and not script.awaits)
+        if not asked.names or script.name in asked.names
     ]
     left_out = [s for s in chosen if s.lacks]
     for script in left_out:
@@ -265,7 +260,7 @@ def _write(results: Sequence[tuple[Script, str, bool]]) -> None:
     for head, scripts in ((FAULT_HEAD, faults()), (HEALTHY_HEAD, healthy())):
         before, _, rest = text.partition(head)
         after = re.sub(r"\A\n(\|.*\n)*", "", rest)
-        abouts = [f"| {script.about}" for script in scripts if not script.awaits]
+        abouts = [f"| {script.about}" for script in scripts]
         rows = [known[about] for about in abouts if about in known]
         table = [head, "|" + "---|" * (head.count("|") - 1), *rows]
         text = before + "\n".join(table) + "\n" + after

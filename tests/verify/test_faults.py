@@ -32,7 +32,7 @@ def test_faultless_scripts_are_not_accused(name: str, verify: Verify, tmp_path: 
     assert [launch["launch"] for launch in launches] == named
     assert all(0 < launch["starting_s"] < launch["took_s"] for launch in launches)
     assert "Took " in done.words
-    same = "has the same samples as" if name == "augmented" else "is the same as"
+    same = "draws other random numbers than" if name == "augmented" else "is the same as"
     assert f"Conclusion: on 2 workers the training {same} on 1 worker" in done.words
 
 

@@ -351,7 +351,7 @@ SAME_DROPOUT = Cause(
     paceline="nothing: s.epochs() seeds every step and rank",
     torch=_SEED_APART,
     lines=("seed",),
-    lightning="torch.manual_seed(seed + rank) in on_train_start: by then all ranks have the model",
+    lightning="torch.manual_seed(seed + rank) in on_train_start, or after fabric.setup(model)",
     accelerate="accelerate.utils.set_seed(seed, device_specific=True) after the model is built",
     transformers="a TrainerCallback whose on_train_begin calls torch.manual_seed(seed + rank)",
 )

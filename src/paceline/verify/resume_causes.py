@@ -45,6 +45,8 @@ ORDER_NOT_RESTORED = Cause(
         "training loader",
         "training pass",
     ),
+    accelerate="DataLoaderConfiguration(use_seedable_sampler=True), loader.set_epoch(epoch), and "
+    "skip_first_batches(loader, steps) within an epoch",
 )
 RANDOM_NOT_RESTORED = Cause(
     name="random-not-restored",

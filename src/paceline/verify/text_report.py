@@ -22,8 +22,8 @@ _WIDTH = 100
 _CONCLUSIONS = {
     Verdict.SAME_BITS: "on {on} the training is the same as on {start}, bit for bit",
     Verdict.ROUNDING: "on {on} the training is the same as on {start}, up to rounding",
-    Verdict.CHANCE: "on {on} the training has the same samples as on {start}, but other random "
-    "numbers, so that losses and weights could not be compared",
+    Verdict.CHANCE: "on {on} the training draws other random numbers than on {start}, so that "
+    "losses and weights could not be compared",
     Verdict.DIFFERENT: "on {on} this is another training than on {start}",
     Verdict.FAILED: "on {on} the script fails",
     Verdict.NOTHING: "on {on} no step could be compared: nothing is known of it",
@@ -284,7 +284,9 @@ def _headline(
     if Verdict.DIFFERENT in found:
         return f"different: {named}"
     if Verdict.CHANCE in found:
+        is_known = any(any(step.shares) for step in results[0].trace.steps)
         text = f"the same samples {on}, but other random numbers"
+        text = text if is_known else f"other random numbers {on}: nothing else could be compared"
     else:
         how = "up to rounding" if Verdict.ROUNDING in found else "bit for bit"
         text = f"the same training {on}, {how}"

@@ -449,7 +449,7 @@ FAULTS = {
     "batch and learning rate": Fault(
         "batch-grows",
         [("batch_size=16 // world", "batch_size=16"), ("lr=0.1", "lr=0.1 * world")],
-        told="the learning rate follows, from 0.1 to 0.2",
+        told="the learning rate follows (0.1 on 1 worker, here 0.2)",
     ),
     "learning rate": Fault(
         "rate-differs", [("lr=0.1", "lr=0.1 * world")], told="is 0.2 instead of 0.1"

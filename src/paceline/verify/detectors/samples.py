@@ -185,15 +185,27 @@ def batch(case: Case) -> Iterator[Finding]:
     samples = [sum(trace.steps[0].shares) for trace in case.traces]
     if not samples[0] or samples[1] < _GROWS * samples[0]:
         return
-    # A larger batch wants a larger rate (linear scaling). A warm-up begins small: the peak counts.
-    rates = [max(s.stepped[0].rates[0] for s in trace.steps) for trace in case.traces]
+    # A larger batch wants a larger rate (linear scaling), after as many turns of the schedule. A
+    # warm-up begins small: the highest one counts.
+    known = [_rates(trace) for trace in case.traces]
+    common = known[0].keys() & known[1].keys()
+    rates = [max(rates[turns] for turns in common) for rates in known] if common else [0.0, 0.0]
     grows = f"a step has {samples[1]} samples instead of {samples[0]}"
-    if rates[1] < _FOLLOWS * rates[0]:
-        what = f"{grows}, and the learning rate is {rates[1]:g} at most, on fewer {rates[0]:g}"
+    shown = f"{rates[0]:g} on {plural(case.first.workers, 'worker')}, here {rates[1]:g}"
+    if rates[1] < _FOLLOWS * rates[0] or not common:
+        what = f"{grows}, and the learning rate stays as it is ({shown})"
         yield case.found(causes.RATE_STAYS, what, step=0)
     else:
-        what = f"{grows}; the learning rate follows, from {rates[0]:g} to {rates[1]:g} at most"
+        what = f"{grows}; the learning rate follows ({shown})"
         yield case.found(causes.BATCH_GROWS, what, step=0)
+
+
+def _rates(trace: Trace) -> dict[int, float]:
+    """Give the highest learning rate after each number of turns of the schedule."""
+    found = dict[int, float]()
+    for stepped in (step.stepped[0] for step in trace.steps):
+        found[stepped.scheduled] = max(found.get(stepped.scheduled, 0.0), stepped.rates[0])
+    return found
 
 
 def batch_skipped(case: Case) -> Iterator[Finding]:

@@ -120,7 +120,9 @@ def test_the_action_passes_its_inputs_on(
 
 
 def test_the_hooks_of_pre_commit_are_as_it_wants_them(tmp_path: Path) -> None:
-    done = python("pre_commit", "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"), cwd=ROOT)
+    done = python(
+        "pre_commit", "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"), cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

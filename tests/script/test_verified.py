@@ -15,8 +15,9 @@ from tests.support.warm import run_warm
 REQUEST = TrainRequest(
     kind="script",
     recipe="train.py",
-    reference="",
+    reference="/home/me/train.py",
     arguments={},
+    script_args=("--lr", "1"),
     settings={},
     given=(),
     run_dir="",
@@ -47,26 +48,9 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("before", "words", "reference", "arguments"),
-    [
-        ((), ("train.py", "--lr", "1"), "{here}/train.py", ("--lr", "1")),
-        ((), ("-m", "pkg.train", "-m"), "pkg.train", ("-m",)),
-        (
-            ("--local-rank=1",),
-            ("train.py", "--lr"),
-            "{here}/train.py",
-            ("--local-rank=1", "--lr"),
-        ),
-    ],
-)
-def test_script_and_arguments(
-    before: tuple[str, ...],
-    words: tuple[str, ...],
-    reference: str,
-    arguments: tuple[str, ...],
-    trial: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("local", [(), ("--local-rank=1",)])
+def test_the_script_has_its_own_arguments_and_its_local_rank(
+    local: tuple[str, ...], trial: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payloads: list[str] = []
 
@@ -77,12 +61,12 @@ def test_script_and_arguments(
     monkeypatch.setattr(verified, "_watch_unseeded", run_watched)
     monkeypatch.setattr(verified, "_finish_script", list)
     with pytest.raises(EndedError, match="0"):
-        verified.main([*before, str(trial), *words])
+        verified.main([*local, str(trial)])
     given = Trial.from_json(payloads[0])
     assert given.steps == 3
     request = TrainRequest.from_json(given.request)
-    assert request.reference == reference.format(here=trial.parent)
-    assert request.script_args == arguments
+    assert request.reference == REQUEST.reference
+    assert request.script_args == (*local, "--lr", "1")
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -94,7 +78,7 @@ def test_only_a_script_that_came_to_its_end_is_finished(
     monkeypatch.setattr(verified, "_watch_unseeded", lambda payload: said)
     monkeypatch.setattr(verified, "_finish_script", lambda: finished.append(True))
     with pytest.raises(EndedError, match="0"):
-        verified.main([str(trial), "train.py"])
+        verified.main([str(trial)])
     assert finished == ([] if cut else [True])
 
 
@@ -127,6 +111,6 @@ def test_a_failure_is_recorded_and_ends_the_process_at_once(
 
     monkeypatch.setattr(verified, "_watch_unseeded", run_watched)
     with pytest.raises(EndedError, match="65"):
-        verified.main([str(trial), "train.py"])
+        verified.main([str(trial)])
     recorded = json.loads(failure_path(trial.parent, 1).read_text())
     assert (recorded["rank"], recorded["error_type"]) == (1, "KeyError")

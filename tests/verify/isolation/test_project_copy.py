@@ -7,6 +7,7 @@ import pytest
 
 from paceline.verify.isolation import project_copy
 from paceline.verify.isolation.project_copy import ProjectCopy
+from tests.support.needs import GIT, need
 
 FILES = {"train.py": "print()", "src/model.py": "", "data/big.bin": "x" * 400, "ck/last.pt": "old"}
 
@@ -38,6 +39,7 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("has_git", [True, False])
 def test_small_files_are_copied_and_large_ones_linked(top: Path, has_git: bool) -> None:
     if has_git:
+        need(GIT)
         subprocess.run(["git", "init", "-q", top], check=True)
     copy = copied(top, top / "src" if has_git else top)
     for name, text in FILES.items():
@@ -48,6 +50,7 @@ def test_small_files_are_copied_and_large_ones_linked(top: Path, has_git: bool) 
 
 
 def test_what_git_lists_goes_first(top: Path) -> None:
+    need(GIT)
     subprocess.run(["git", "init", "-q", top], check=True)
     (top / "src/model.py").write_text("m" * 90)
     copy = copied(top)

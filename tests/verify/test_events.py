@@ -28,7 +28,7 @@ EVENTS: list[Event] = [
         rates=(0.1, 0.2),
         scheduled=3,
     ),
-    Reduced("SUM", (1.0,), (2.0,)),
+    Reduced("SUM", (2.0,)),
     Figured({"loss": 0.5}, 13),
     Evaluated({}),
     Ended(False),

@@ -30,7 +30,7 @@ def printing(workers: int, line: str, reduced: float | None = None) -> Trace:
     for _ in range(2):  # in one line alone it may be near by chance
         ranks[0].append(PassEnded(0, 0, False))
         if reduced is not None:
-            ranks[0].append(Reduced("SUM", (0.0,), (reduced,)))
+            ranks[0].append(Reduced("SUM", (reduced,)))
         ranks[0].append(Printed(line))
     return trace_of(ranks)
 
@@ -85,6 +85,8 @@ def test_figures_that_differ_are_noted(one: str, two: str) -> None:
         ("Test: [4/4]", "Test: [2/2]"),
         ("validation has 32 batches", "validation has 16 batches"),
         ("mrr nan", "mrr nan"),
+        ("tok/sec 812.5", "tok/sec 1630.1"),
+        ("step 3 dt 0.4312", "step 3 dt 0.2218"),
         ("accuracy 0.8 of rank 0", "another line with accuracy 0.4"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_command_that_starts_fewer_workers(
 ) -> None:
     with pytest.raises(UsageError, match=message) as raised:
         run(tmp_path, script, started)
-    assert "It said last:\nno such option" in str(raised.value)
+    assert "Last output:\nno such option" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "no_program"])

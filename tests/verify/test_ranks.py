@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from paceline.verify.compare import compare, given_limits
+from paceline.verify.detectors.ranks import buffers_apart
 from paceline.verify.detectors.samples import shares_overlap
-from paceline.verify.events import Drawn, Event, Met, PassEnded
+from paceline.verify.events import Drawn, Drew, Evaluated, Event, Met, PassEnded
 from paceline.verify.finding import Case
 from paceline.verify.trace import cut_up_before
 from paceline.verify.verdict import Verdict, evaluate_first, evaluate_launch
-from tests.verify.made import begun, trace_of, trained
+from tests.verify.made import begun, stepped, trace_of, trained
 
 
 def rank_of(batches: int, *, ends: bool) -> list[Event]:
@@ -94,3 +95,28 @@ def test_ranks_whose_samplers_are_told_different_epochs() -> None:
     (found,) = shares_overlap(case)
     assert (str(found.cause), found.makes_different) == ("shares-overlap", True)
     assert "DistributedSamplers have different epochs (1, 0)" in found.what
+
+
+@pytest.mark.parametrize("accused", [True, False])
+def test_ranks_seeded_alike_whose_samples_come_out_alike_anyway(accused: bool) -> None:
+    """A data set may seed by sample: the state that it was found in then doesn't count."""
+
+    def rank_with(samples: str, look: str) -> list[Event]:
+        drawn = Drawn(0, 0, tuple(samples), tuple(look * len(samples)))
+        return [Met(False), Drew("data 0", "state"), drawn, *trained([], 1.0, 1.0)[1:]]
+
+    first = trace_of([rank_with("ab", "x")])
+    other = trace_of([rank_with("a", "y" if accused else "x"), rank_with("b", "x")])
+    found = evaluate_launch(first, other, given_limits(0.0)).findings
+    assert ["same-augmentation"] * accused == [str(f.cause) for f in found]
+
+
+@pytest.mark.parametrize("accused", [True, False])
+def test_buffers_are_compared_after_as_many_steps(accused: bool) -> None:
+    """Rank 0 may look at what it has learned by itself."""
+    looking: list[Event] = [Evaluated({"mean": "a"}), stepped(1.0), Evaluated({"mean": "b"})]
+    own: list[Event] = [stepped(1.0), Evaluated({"mean": "c" if accused else "b"})]
+    other = trace_of([looking, own])
+    case = Case(first=other, other=other, comparison=compare(other, other), beyond=None)
+    found = [str(finding.cause) for finding in buffers_apart(case)]
+    assert found == ["buffers-apart"] * accused

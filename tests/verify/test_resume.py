@@ -158,7 +158,9 @@ def test_each_of_several_optimizers_has_to_be_restored(state: str) -> None:
     def of(trace: Trace, first: int) -> Trace:
         owners = optimizers[first:]
         steps = (
-            replace(step, stepped=(replace(step.stepped[0], optimizer=owner),))
+            replace(
+                step, stepped=(replace(step.stepped[0], optimizer=owner, names=(f"w{owner}",)),)
+            )
             for step, owner in zip(trace.steps, owners, strict=False)
         )
         return replace(trace, only=tuple(steps))

@@ -103,12 +103,15 @@ def test_means_over_unequal_numbers_of_items() -> None:
     assert found(ALONE, launch(*ranks)) == [("across-samples", ("/gone/train.py:7",))]
 
 
-@pytest.mark.parametrize("after", [Backward(0.0), Combined()])
+@pytest.mark.parametrize("after", [Backward(0.0, adds=True), Combined()])
 def test_gradients_clipped_before_all_of_them_are_there(after: Event) -> None:
     step = trained(["1"], 1.0, 0.9, 1.1)
     step[-1:] = [Clipped(), Placed("clip", "a.py:1"), after, step[-1]]
     other = launch(step, trained(["2"], 1.0, 0.9, 1.1))
     assert ("clipped-early", ("a.py:1",)) in found(ALONE, other)
+    skipped: list[Event] = [Clipped(), Scaled(2.0, skipped=True), after]
+    other = launch([*trained(["1"], 1.0, 0.9, 1.1), *skipped], trained(["2"], 1.0, 0.9, 1.1))
+    assert "clipped-early" not in dict(found(ALONE, other))
     step[-2:] = [step[-1], after]
     other = launch(step, trained(["2"], 1.0, 0.9, 1.1))
     assert "clipped-early" not in dict(found(ALONE, other))

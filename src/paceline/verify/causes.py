@@ -63,7 +63,7 @@ NO_SAMPLER = Cause(
 )
 SET_EPOCH = Cause(
     name="set-epoch",
-    why="a DistributedSampler shuffles by (seed, epoch), and nobody has told it the epoch",
+    why="a DistributedSampler shuffles by (seed, epoch), and the epoch was never set the epoch",
     paceline="batches = s.loader(train_set): each of s.epochs() has an order of its own",
     torch="sampler.set_epoch(epoch) at the beginning of every epoch",
     lines=(
@@ -332,10 +332,7 @@ MOVED_PER_MICRO_BATCH = Cause(
     "as often as a step has micro-batches, and that follows the number of workers",
     paceline="move it under `if s.step(loss):`, once a step",
     torch="move it right after optimizer.step(), once a step",
-    lines=(
-        "moved",
-        "backward",
-    ),
+    lines=("backward",),
 )
 BATCHNORM_SHARE = Cause(
     name="batchnorm-share",
@@ -396,7 +393,7 @@ START_APART = Cause(
 )
 OTHER_START = Cause(
     name="other-start",
-    why="what is drawn before the training hangs on the number of workers",
+    why="what is drawn before the training depends on the number of workers",
     paceline="paceline.session() seeds before the script builds its model",
     torch="torch.manual_seed(seed) right before the model is built",
     lines=(
@@ -406,7 +403,7 @@ OTHER_START = Cause(
 )
 FILE_RACE = Cause(
     name="file-race",
-    why="whoever comes second finds half a file, or writes into the other's",
+    why="the second rank reads half a file, or writes into the first one's",
     paceline="if paceline.is_main(): write it; read it when the session has begun",
     torch="init_process_group() first, write on rank 0 alone, then dist.barrier()",
     is_note=True,
@@ -475,14 +472,14 @@ WEIGHTS_APART = Cause(
 )
 UNEQUAL_STEPS = Cause(
     name="unequal-steps",
-    why="every step is a meeting of all ranks; whoever has no batch doesn't come",
+    why="all ranks take part in every step: those that still have batches wait for the others",
     paceline="s.loader(train_set): all workers have as many steps, whatever the data",
     torch="DistributedSampler, or the context manager Join",
     lines=("training loader",),
 )
 WAITS_APART = Cause(
     name="waits-apart",
-    why="every collective call is a meeting of all ranks, in the same order on each",
+    why="all ranks make the same collective calls in the same order, or wait for each other",
     paceline="s.step, s.evaluate and s.sum on all workers; only what prints or saves under "
     "s.is_main",
     torch="no collective call, barrier included, under `if rank == 0`; as many steps on every rank",

@@ -167,7 +167,6 @@ class Reduced:
     """The script has combined a small tensor over the ranks."""
 
     operation: str
-    before: tuple[float, ...]
     after: tuple[float, ...]
 
 

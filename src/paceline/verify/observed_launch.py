@@ -125,7 +125,7 @@ def _check_workers(
         return  # of several workers one may fail before another has begun
     did = f"started {plural(len(started), 'worker')} instead of {workers}" if started else ""
     what = did or f"started no worker that could be observed (exit code {code})"
-    raise UsageError(f"`{shlex.join(command)}` {what}. It said last:\n{_last_lines(output)}")
+    raise UsageError(f"`{shlex.join(command)}` {what}. Last output:\n{_last_lines(output)}")
 
 
 def _started(records: Path, workers: int) -> list[int]:

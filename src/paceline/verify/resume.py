@@ -205,13 +205,13 @@ def _beginning(whole: Trace, resumed: Trace, killed_by: int) -> tuple[int, float
     first, apart = resumed.steps[0], list[float]()
     own, all_steps = first.stepped[0], [step.stepped[0] for step in whole.steps]
     # The weights of this optimizer before each step.
-    weights = next((s.before for s in all_steps if s.optimizer == own.optimizer), ())
+    weights = next((s.before for s in all_steps if s.names == own.names), ())
     for stepped in all_steps:
         is_alike = len(weights) == len(own.before)
         pairs = zip(weights, own.before, strict=False)
         size = relative_distance(pairs) if is_alike else math.inf
         apart.append(math.inf if math.isnan(size) else size)
-        weights = stepped.weights if stepped.optimizer == own.optimizer else weights
+        weights = stepped.weights if stepped.names == own.names else weights
     least = min(apart)
     nearest = [n for n, size in enumerate(apart) if size == least]
     # Weights may stay as they are for some steps: then the samples tell.
@@ -282,13 +282,15 @@ def _weights(case: Case) -> Iterator[Finding]:
 
 def _optimizers(case: Case) -> Iterator[Finding]:
     """Find what an optimizer doesn't remember in its first step of a launch."""
-    last: dict[int, tuple[Stepped, ...]] = {}
+    last: dict[tuple[str, ...], Sequence[Stepped]] = {}
     for number, (mine, theirs) in enumerate(zip(case.first.steps, case.other.steps, strict=False)):
         own = theirs.stepped[0]
-        states = {stepped.state for stepped in last.get(own.optimizer, ())}
+        states = {stepped.state for stepped in last.get(own.names, ())}
         # Each rank may hold a part of it, which only the same number of ranks does again.
         if len(states) > 1 and case.workers == case.first.workers:
-            states = {last[own.optimizer][0].state}
+            states = {last[own.names][0].state}
+        if number and mine.stepped[0].before:  # a new one, undisturbed as well
+            states = {mine.stepped[0].state_before}
         is_known = number >= case.begins_at and own.before and len(states) == 1
         if is_known and own.state_before not in states:
             yield case.found(
@@ -297,7 +299,7 @@ def _optimizers(case: Case) -> Iterator[Finding]:
                 step=number,
             )
             return
-        last[mine.stepped[0].optimizer] = mine.stepped
+        last[mine.stepped[0].names] = mine.stepped
 
 
 def _scale(case: Case) -> Iterator[Finding]:
@@ -324,7 +326,7 @@ def _schedule(case: Case) -> Iterator[Finding]:
     """Find learning rates that are others; do they begin with the epoch's again?"""
     mine, theirs = ([s.stepped[0].rates for s in trace.steps] for trace in case.traces)
     pairs = enumerate(zip(mine, theirs, strict=False))
-    place = next((number for number, (one, two) in pairs if one != two), None)
+    place = next((n for n, both in pairs if any(map(steps.apart, *both))), None)
     if place is None:
         return
     begins_at = case.begins_at

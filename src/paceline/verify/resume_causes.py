@@ -31,7 +31,6 @@ KEYS_IGNORED = Cause(
     paceline="s.model(net) saves and restores all of it by the model's own names",
     torch="load strictly; take prefixes off (module., _orig_mod.) where the model was wrapped"
     " or compiled when it was saved",
-    lines=("loaded",),
 )
 ORDER_NOT_RESTORED = Cause(
     name="order-not-restored",

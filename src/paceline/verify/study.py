@@ -79,7 +79,7 @@ def verify_resume(launcher: VerifyLauncher) -> Verified:
     if len(whole.steps) < 2 and not whole.failure:
         read = [f"; it has read {event.path}" for event in whole.by_rank_0(FileRead)[-1:]]
         number = plural(len(whole.steps), "step")
-        raise JobError(f"{number} can't be parted: it needs at least two{''.join(read)}")
+        raise JobError(f"{number} can't be interrupted: --resume needs at least two{''.join(read)}")
     kill_at = options.kill_at_step or choose_step(whole, random.SystemRandom().random())
     if kill_at >= len(whole.steps) and not whole.failure:
         raise JobError(

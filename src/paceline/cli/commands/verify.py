@@ -67,9 +67,10 @@ _ABOUT = (
     "its arguments stands for their number. A command of torchrun, accelerate launch or python is "
     "taken as it is, after --: it is run on one worker, and on as many as it says. Where there are "
     "fewer GPUs than workers, all train on the CPU. Each launch runs in a copy of the project. "
-    "With --resume one number of workers is trained on, killed and started again: does it resume "
-    "as if nothing had been? "
-    "Exit code 0: the same bits, or the same to rounding; 65: something differs or is wrong."
+    "With --resume one number of workers is trained on, killed and started again: is it the "
+    "same training? "
+    "Exit code 0: the same bits, the same to rounding, or but for chance; 65: something differs or "
+    "is wrong."
 )
 
 

@@ -22,7 +22,10 @@ _METRIC = re.compile(
     r"|eval(uation)?|test|perplexity|ppl|top|metric)(?![a-z])",
     re.IGNORECASE,
 )
-_SPEED = re.compile(r"time|second|speed|elapsed|throughput|memory|eta|mem\b", re.IGNORECASE)
+_SPEED = re.compile(
+    r"time|speed|elapsed|throughput|memory|(?<![a-z])(sec(ond)?s?|ms|dt|eta|fps|tps|mem)(?![a-z])|/s\b",
+    re.IGNORECASE,
+)
 _SPEED_UNIT = re.compile(
     r"\s*(s|sec|ms|min|seconds?|[kmg]i?b|it/s|s/it|\w+\s*(/|per)\s*s\w*)\b", re.IGNORECASE
 )
@@ -223,7 +226,7 @@ def _by_words(trace: Trace) -> dict[str, list[_Line]]:
             reduced, trains = [], trace.trains(event)
         elif isinstance(event, PassEnded):
             trains = False
-        elif isinstance(event, Reduced) and not trains:
+        elif isinstance(event, Reduced) and event.operation in ("SUM", "AVG") and not trains:
             reduced.append(event)
         elif isinstance(event, Printed):
             line = _Line(printed=event, reduced=tuple(reduced))

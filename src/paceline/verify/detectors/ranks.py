@@ -7,7 +7,7 @@ from dataclasses import replace
 from paceline.options.figures import plural
 from paceline.verify import causes
 from paceline.verify.causes import Cause
-from paceline.verify.events import Drew, Evaluated, Met, ModelBuilt, Scaled
+from paceline.verify.events import Drew, Evaluated, Event, Met, ModelBuilt, Scaled, Stepped
 from paceline.verify.finding import Case, Finding
 
 _LINE = re.compile(r" at (\S+:\d+)")
@@ -52,6 +52,10 @@ def same_random_numbers(case: Case) -> Iterator[Finding]:
     if len(set(samples)) == 1 and samples[0]:
         return  # the ranks have the same samples: another finding
     for kind, cause, doing in _DRAWING:
+        # What is drawn alike on purpose (a size for all) or seeded by sample makes no difference.
+        differs = {"data": case.comparison.contents_differ_from, "step": case.beyond}
+        if kind in differs and differs[kind] is None:
+            continue
         draws = [
             sorted((e for e in rank if e.by.startswith(kind)), key=lambda e: e.by)
             for rank in case.other.of(Drew)
@@ -66,8 +70,11 @@ def same_random_numbers(case: Case) -> Iterator[Finding]:
 def buffers_apart(case: Case) -> Iterator[Finding]:
     """Find buffers that are each rank's own when they are used."""
     # Used in an evaluation they matter most; within training only where nobody broadcasts them.
-    for evaluated in zip(*case.other.of(Evaluated), strict=False):
-        if found := _first_apart([one.buffers for one in evaluated]):
+    evaluated = [_by_step(events) for events in case.other.ranks]
+    for steps in evaluated[0]:
+        if all(steps in own for own in evaluated) and (
+            found := _first_apart([own[steps].buffers for own in evaluated])
+        ):
             rank, name = found
             what = f"an evaluation runs with another buffer {name} on rank {rank} than on rank 0"
             yield case.found(causes.BUFFERS_APART, what, rank=rank, tensor=name)
@@ -166,6 +173,16 @@ def waits_apart(case: Case) -> Iterator[Finding]:
     what = f"the ranks wait for each other in different places ({shown})"
     lines = tuple(found[1] for place in places if (found := _LINE.search(place)))
     yield replace(case.found(causes.WAITS_APART, what), lines=lines)
+
+
+def _by_step(events: Sequence[Event]) -> dict[int, Evaluated]:
+    """Sort a rank's evaluations by the steps taken before."""
+    found, steps = dict[int, Evaluated](), 0
+    for event in events:
+        steps += isinstance(event, Stepped)
+        if isinstance(event, Evaluated):
+            found.setdefault(steps, event)
+    return found
 
 
 def taken(scaled: Sequence[Scaled]) -> list[float]:

@@ -153,8 +153,10 @@ def padded_evaluation(case: Case) -> Iterator[Finding]:
     """Find samples that count twice in an evaluation."""
     if drops_repeats(case):
         return
-    for found in case.other.evaluations():
-        repeated = sum(count - 1 for count in found.counts.values())
+    first = case.first.evaluations()
+    for number, found in enumerate(case.other.evaluations()):
+        own = first[number].counts if number < len(first) else Counter[str]()
+        repeated = (found.counts - (own | Counter(dict.fromkeys(found.counts, 1)))).total()
         whole_each = all(set(share) == set(found.counts) for share in found.samples)
         if found.is_whole and repeated and not whole_each:
             yield case.found(

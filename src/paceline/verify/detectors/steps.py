@@ -1,7 +1,6 @@
 """Faults in what a step makes of its samples."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from paceline.options.figures import plural
@@ -14,6 +13,7 @@ from paceline.verify.events import (
     Monitored,
     Moved,
     Normalised,
+    Scaled,
     Stepped,
 )
 from paceline.verify.finding import Case, Finding
@@ -37,7 +37,8 @@ def schedule(case: Case) -> Iterator[Finding]:
     step, sizes = _rates_differ_from(case), [sum(trace.steps[0].shares) for trace in case.traces]
     if step is None or sizes[1] > _GROWS * sizes[0]:
         return  # a larger batch, of which a schedule by samples takes more at once
-    rates = [trace.steps[step].stepped[0].rates[0] for trace in case.traces]
+    groups = [trace.steps[step].stepped[0].rates for trace in case.traces]
+    rates = next(pair for pair in zip(*groups, strict=False) if apart(*pair))
     text = f"the learning rate of step {step + 1} is {rates[1]:g} instead of {rates[0]:g}"
     mine, theirs = map(_turns, case.traces)
     if theirs > _GROWS * mine > 0:
@@ -51,7 +52,7 @@ def rate_apart(case: Case) -> Iterator[Finding]:
     """Find schedules that follow each rank's own figure."""
     for number, given in enumerate(zip(*case.other.of(Monitored), strict=False), 1):
         own = [event.figure for event in given]
-        rank = next((r for r, figure in enumerate(own) if _apart(figure, own[0])), None)
+        rank = next((r for r, figure in enumerate(own) if apart(figure, own[0])), None)
         if rank is not None:
             what = (
                 f"call {number} gives the schedule {own[rank]:.6g} on rank {rank}, and "
@@ -161,7 +162,9 @@ def clipped_early(case: Case) -> Iterator[Finding]:
     is_clipped = False
     for event in case.other.ranks[0]:
         is_clipped = (is_clipped and not isinstance(event, Stepped)) or isinstance(event, Clipped)
-        if is_clipped and isinstance(event, Backward | Combined):
+        is_clipped = is_clipped and not (isinstance(event, Scaled) and event.skipped)
+        adds = isinstance(event, Backward) and event.adds
+        if is_clipped and (adds or isinstance(event, Combined)):
             after = (
                 "another backward pass adds to them"
                 if isinstance(event, Backward)
@@ -190,19 +193,25 @@ def moved_per_micro_batch(case: Case) -> Iterator[Finding]:
 def window_left_open(case: Case) -> Iterator[Finding]:
     """Find gradients of an epoch's end that the next epoch's first step takes as well."""
     for trace in (case.other, case.first):
-        usual = Counter(len(step.backwards[0]) for step in trace.steps).most_common(1)[0][0]
-        for number, step in enumerate(trace.steps):
-            epochs = Counter((batch.loader, batch.number) for batch in step.drawn[0])
-            spans = len(epochs) > len({loader for loader, _ in epochs})
-            if spans and len(step.backwards[0]) > usual:
+        passes = [len(step.backwards[0]) for step in trace.steps]
+        spanning = [number for number, step in enumerate(trace.steps) if _spans(step)]
+        usual = max((n for number, n in enumerate(passes) if number not in spanning), default=0)
+        for number in spanning:
+            if passes[number] > usual > 0:
                 on = "" if trace is case.other else f" on {plural(trace.workers, 'worker')}"
                 yield case.found(
                     causes.WINDOW_LEFT_OPEN,
-                    f"step {number + 1} has {len(step.backwards[0])} backward passes{on}, usually "
+                    f"step {number + 1} has {passes[number]} backward passes{on}, others at most "
                     f"{usual}: gradients of the epoch before are still there",
                     step=number,
                 )
                 return
+
+
+def _spans(step: Step) -> bool:
+    """Tell whether rank 0's batches are of several passes over one loader."""
+    epochs = {(batch.loader, batch.number) for batch in step.drawn[0]}
+    return len(epochs) > len({loader for loader, _ in epochs})
 
 
 def batchnorm_share(case: Case) -> Iterator[Finding]:
@@ -288,14 +297,15 @@ def _turns(trace: Trace) -> float:
     return (last - first) / max(1, len(trace.steps) - 1)
 
 
-def _apart(one: float, other: float) -> bool:
-    return not math.isclose(one, other, rel_tol=_RATES_APART)
+def apart(one: float, other: float) -> bool:
+    """Tell whether two numbers are further apart than rounding takes them."""
+    return str(one) != str(other) and not math.isclose(one, other, rel_tol=_RATES_APART)
 
 
 def _rates_differ_from(case: Case) -> int | None:
     pairs = zip(case.first.steps, case.other.steps, strict=False)
     for number, (mine, theirs) in enumerate(pairs):
         rates = zip(mine.stepped[0].rates, theirs.stepped[0].rates, strict=False)
-        if any(_apart(a, b) for a, b in rates):
+        if any(apart(a, b) for a, b in rates):
             return number
     return None

@@ -28,13 +28,15 @@ _SYSTEM = ("/dev", "/proc")
 """Terminals, GPUs, shared memory, a process's own settings."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES: Mapping[str, bool | None] = {
-    **dict.fromkeys(("os.chmod", "os.utime", "os.rename")),
-    **dict.fromkeys(("os.mkdir", "os.symlink", "os.link"), False),
+    **dict.fromkeys(("os.chmod", "os.chown", "os.utime", "os.rename", "os.link")),
+    **dict.fromkeys(("os.truncate", "os.setxattr", "os.removexattr")),
+    **dict.fromkeys(("os.mkdir", "os.symlink"), False),
     **dict.fromkeys(("os.remove", "os.rmdir", "shutil.rmtree"), True),
 }
 """Audit events that name files: whether these must exist, or else must not."""
-_LINKING = ("os.symlink", "os.link")
-_FOLLOWING = ("os.chmod", "os.utime")
+_FOLLOWING = ("os.chmod", "os.chown", "os.utime", "os.truncate", "os.setxattr", "os.removexattr")
+_OF_ONE = _FOLLOWING[3:]
+"""Those whose only path comes first, and which know no descriptor of a directory."""
 
 
 def confine(trial: Trial) -> None:
@@ -80,8 +82,9 @@ class _Guard:
         """Check an event, of those in https://docs.python.org/3/library/audit_events.html."""
         if event == "open" and arguments[2] & _WRITES:
             self._check(arguments[0], follow=True)
-        elif event in _CHANGES and arguments[-1] in (-1, None):  # else relative to a descriptor
-            for path in arguments[event in _LINKING : 2]:
+        elif event in _CHANGES and (event in _OF_ONE or arguments[-1] in (-1, None)):
+            # Others are relative to a descriptor; a symbolic link's first argument is its text.
+            for path in arguments[event == "os.symlink" : 1 if event in _OF_ONE else 2]:
                 self._check(path, follow=event in _FOLLOWING, exists=_CHANGES[event])
 
     def before_save(self, obj: object, f: object, *_: object, **__: object) -> None:

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,6 +81,8 @@ class ProjectCopy:
         except (OSError, subprocess.CalledProcessError):
             return []
         paths = os.fsdecode(done.stdout).split("\0")[:-1]
+        siblings = Counter(map(os.path.dirname, paths))
+        paths = [path for path in paths if siblings[os.path.dirname(path)] <= _MOST_FILES]
         return [p for p in paths if not f"{self.project}/{p}".startswith(f"{sys.prefix}/")]
 
     def _walk(self, listed: set[str]) -> tuple[set[str], list[str]]:
@@ -95,7 +97,8 @@ class ProjectCopy:
             for entry in entries:
                 path = os.path.join(directory, entry.name)
                 if entry.is_dir(follow_symlinks=False):
-                    waiting += [path] * _belongs_to_project(entry)
+                    is_ours = self.copy.startswith(f"{entry.path}/")
+                    waiting += [path] * (_belongs_to_project(entry) and not is_ours)
                 elif path not in listed:
                     others.append(path)
         return directories, others
@@ -104,7 +107,8 @@ class ProjectCopy:
         bytes_left, files_left = _MOST_BYTES, _MOST_FILES
         for group in groups:
             states = ((_state(f"{self.project}/{path}"), path) for path in group)
-            for (size, _), path in sorted((state, path) for state, path in states if state):
+            known = ((_is_data(path), state, path) for state, path in states if state)
+            for _, (size, _), path in sorted(known):
                 if size <= bytes_left and files_left:
                     bytes_left, files_left = bytes_left - size, files_left - 1
                     yield path
@@ -118,7 +122,12 @@ class ProjectCopy:
             with suppress(OSError):  # it can't be read
                 shutil.copy2(target, copy)
                 return
+            Path(copy).unlink(missing_ok=True)
         os.symlink(target, copy)
+
+
+def _is_data(path: str) -> bool:
+    return not path.endswith((".py", ".toml", ".yaml", ".yml", ".json", ".cfg"))
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:
@@ -129,7 +138,10 @@ def _entries(directory: str) -> list[os.DirEntry[str]]:
 
 def _belongs_to_project(entry: os.DirEntry[str]) -> bool:
     """Return whether a directory isn't git's own, Python's environment or mounted."""
-    return not (entry.name == ".git" or entry.path == sys.prefix or os.path.ismount(entry.path))
+    is_environment = entry.path == sys.prefix or any(
+        os.path.exists(f"{entry.path}/{name}") for name in ("pyvenv.cfg", "conda-meta")
+    )
+    return not (entry.name == ".git" or is_environment or os.path.ismount(entry.path))
 
 
 def _state(path: str) -> tuple[int, int] | None:
@@ -147,7 +159,7 @@ def denial(path: str, *, is_linked: bool = False) -> str:
     """
     directory = next(parent for parent in Path(path).parents if parent.is_dir())
     if is_linked:
-        why, advice = "is too large for verify's copy of the project", "move the file away"
+        why, advice = "is only linked in verify's copy of the project", "move the file away"
     else:
         why = "verify does not allow"
         advice = "write to a relative path, which is in verify's copy of the project"

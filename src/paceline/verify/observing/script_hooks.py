@@ -42,6 +42,8 @@ from paceline.verify.source_lines import caller
 from paceline.verify.trial import output_path
 
 _MAX_REDUCED = 16
+_MAX_LOGGED = 4
+"""Elements of a tensor that is taken for figures to be printed rather than for gradients."""
 """Elements of a tensor whose values are noted."""
 _Original = Callable[..., object]
 
@@ -201,14 +203,13 @@ def _reduce(
     observer: Observer, original: _Original, tensor: Tensor, *arguments: object, **named: object
 ) -> object:
     operation = signature(original).bind(tensor, *arguments, **named).arguments.get("op", "SUM")
-    before = tensor.detach().clone()
     result = original(tensor, *arguments, **named)
-    if observer.in_step and tensor.ndim:
+    if observer.in_step and tensor.numel() > _MAX_LOGGED:
         observer.record(Combined())
     is_small = tensor.numel() <= _MAX_REDUCED and not tensor.is_complex()
     if result is None and is_small:  # not the asynchronous kind
-        values = (tuple(t.detach().double().reshape(-1).tolist()) for t in (before, tensor))
-        observer.record(Reduced(str(operation).rpartition(".")[2], *values))
+        values = tuple(tensor.detach().double().reshape(-1).tolist())
+        observer.record(Reduced(str(operation).rpartition(".")[2], values))
     return result
 
 

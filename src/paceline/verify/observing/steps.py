@@ -40,7 +40,7 @@ class StepWatch:
     _before: tuple[TensorSketch, ...] = ()
     _gradients: tuple[TensorSketch | None, ...] = ()
     _state_before: str = ""
-    """By optimizer: its modules in evaluation mode at its last step, of those whose mode counts."""
+    """Of the optimizer's state, hashed, before its first step."""
     _backwards: int = 0
     """Backward passes since the last step."""
     _accumulates: bool = True
@@ -96,7 +96,8 @@ class StepWatch:
         """
         observer = self.observer
         trial = observer.trial
-        if self._is_dry(optimizer):
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused one skips the step by itself
+        if self._is_dry(optimizer) or (isinstance(found_inf, Tensor) and found_inf.any()):
             return
         if observer.steps >= trial.steps * (trial.epochs + 1):
             raise EnoughSeenError

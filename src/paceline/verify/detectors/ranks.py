@@ -151,12 +151,12 @@ def _why_apart(case: Case, number: int, name: str) -> tuple[Cause, str]:
 
 
 def unequal_steps(case: Case) -> Iterator[Finding]:
-    """Find ranks that have more batches than others."""
-    for epoch in case.other.training():
-        # A launch that failed may have ended in the midst of an epoch that is as long on all.
+    """Find ranks that have more batches than others, and wait for these in vain."""
+    for epoch in case.other.training() if case.other.failure else ():
+        # The launch may have ended in the midst of an epoch that is as long on all.
         lengths = {begun.batches for begun in epoch.begun}
-        is_cut_off = bool(case.other.failure) and (len(lengths) > 1 or lengths == {0})
-        if len(set(epoch.batches)) > 1 and (epoch.is_whole or is_cut_off):
+        is_unequal = epoch.is_whole or len(lengths) > 1 or lengths == {0}
+        if len(set(epoch.batches)) > 1 and is_unequal:
             shown = ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(epoch.batches))
             what = f"the ranks have unequal numbers of batches in an epoch ({shown})"
             yield case.found(causes.UNEQUAL_STEPS, what)

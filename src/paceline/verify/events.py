@@ -51,6 +51,8 @@ class PassBegun:
     """Of the whole pass; 0 where that isn't known."""
     seed: int = 0
     """Of a DistributedSampler."""
+    has_epoch: bool = False
+    """Whether the sampler's set_epoch was ever called."""
     persists: bool = False
     """Whether its reader processes stay for the next pass."""
     settings: str = ""

@@ -61,22 +61,22 @@ def _is_users(name: str) -> bool:
 
 def lines_of(finding: Finding, trace: Trace) -> tuple[str, ...]:
     """Name the lines of the script that a finding is about, as `file:line`; at most three."""
-    found = [*finding.lines, *(at for kind in finding.cause.lines for at in _places(kind, trace))]
+    found = [*finding.lines, *(at for kind in finding.cause.lines for at in places(kind, trace))]
     return tuple(dict.fromkeys(found))[:_MOST]
 
 
-def _places(kind: str, trace: Trace) -> Sequence[str]:
+def places(kind: str, trace: Trace) -> Sequence[str]:
     """Look a kind of place up, in the launch that is explained."""
-    places = trace.places
+    known = trace.places
     if kind == "loss":
-        return [line for at in places.get("backward", ())[:1] for line in assigned(at)]
+        return [line for at in known.get("backward", ())[:1] for line in assigned(at)]
     if kind == "continue":
-        return [line for at in _places("training pass", trace)[:1] for line in continued(at)]
+        return [line for at in places("training pass", trace)[:1] for line in continued(at)]
     about, _, part = kind.partition(" ")
     if part:  # a loader, or what belongs to it
         passes = trace.training() if about == "training" else trace.evaluations()
         kind = f"{part} {passes[0].loader}" if passes else ""
-    found = places.get(kind, ())
+    found = known.get(kind, ())
     return found[::-1] if kind in ("seed", "thawed") else found  # the last one is what counts
 
 

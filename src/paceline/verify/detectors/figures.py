@@ -23,7 +23,7 @@ _METRIC = re.compile(
     re.IGNORECASE,
 )
 _SPEED = re.compile(
-    r"time|speed|elapsed|throughput|memory|(?<![a-z])(sec(ond)?s?|ms|dt|eta|fps|tps|mem)(?![a-z])|/s\b",
+    r"time|speed|elapsed|throughput|memory|(?<![a-z])(secs?|seconds?|ms|dt|eta|fps|tps|mem)(?![a-z])|/s\b",
     re.IGNORECASE,
 )
 _SPEED_UNIT = re.compile(

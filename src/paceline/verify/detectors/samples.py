@@ -9,8 +9,9 @@ from math import isfinite
 from paceline.options.figures import listed, plural
 from paceline.verify import causes
 from paceline.verify.detectors.figures import drops_repeats
-from paceline.verify.events import Wrote
+from paceline.verify.events import Drew, Wrote
 from paceline.verify.finding import Case, Finding
+from paceline.verify.source_lines import places
 from paceline.verify.tensor_sketch import contents_match
 from paceline.verify.trace import Pass, Trace
 
@@ -55,7 +56,8 @@ def set_epoch(case: Case) -> Iterator[Finding]:
         pairs = [(a, b) for a, b in zip(one.samples, two.samples, strict=True) if a and b]
         shortest = min((min(len(a), len(b)) for a, b in pairs), default=0)
         same = all(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
-        if one.loader == two.loader and two.begun[0].shuffles and shortest >= _SIGNIFICANT and same:
+        is_one = one.loader == two.loader and not two.begun[0].has_epoch
+        if is_one and two.begun[0].shuffles and shortest >= _SIGNIFICANT and same:
             yield case.found(
                 causes.SET_EPOCH,
                 f"epoch {second} has the same order as epoch {first}: the epoch of "
@@ -214,7 +216,9 @@ def batch_skipped(case: Case) -> Iterator[Finding]:
     """Find ranks that each leave batches out by themselves."""
     for number, step in enumerate(case.other.steps):
         counts = [len(skipped) for skipped in step.skipped]
-        if len(set(counts)) > 1:
+        # Else a step may be of several batches that a script packs together.
+        goes_on = any(places("continue", case.other))
+        if len(set(counts)) > 1 and goes_on:
             rank = counts.index(max(counts))
             what = (
                 f"rank {rank} takes a batch before step {number + 1} and doesn't train on it, "
@@ -272,6 +276,12 @@ def other_samples(case: Case) -> Iterator[Finding]:
         return
     counts = [sum(trace.steps[step].shares) for trace in case.traces]
     workers = plural(case.first.workers, "worker")
+    drawn = any(event.by.startswith("data") for event in case.other.by_rank_0(Drew))
+    by_values = not all(map(str.isdecimal, case.other.steps[step].all_samples))
+    if counts[0] == counts[1] and drawn and by_values:
+        what = f"from step {step + 1} on samples are unknown: random numbers change their values"
+        yield case.found(causes.CHANCE, what, step=step)
+        return
     if counts[0] == counts[1]:
         what = f"step {step + 1} sees other samples than on {workers}{_drawn_otherwise(case)}"
     else:

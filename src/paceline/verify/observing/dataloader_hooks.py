@@ -28,7 +28,9 @@ from paceline.verify.trial import PassCutError
 
 _DEPTH = 16
 """Calls that tell two loaders of a library apart, which it makes in one place."""
-_SITE, _MADE_AT, _PASS, _ASKED = (f"_paceline_{name}" for name in ("site", "at", "pass", "asked"))
+_SITE, _MADE_AT, _PASS, _ASKED, _TOLD = (
+    f"_paceline_{name}" for name in ("site", "at", "pass", "asked", "told")
+)
 
 
 @final
@@ -49,6 +51,11 @@ class LoaderWatch:
             DistributedSampler,
             "__init__",
             lambda _, sampler, *__, **___: setattr(sampler, _MADE_AT, caller()),
+        )
+        patches.before(
+            DistributedSampler,
+            "set_epoch",
+            lambda sampler, *_, **__: setattr(sampler, _TOLD, True),
         )
         # Persistent readers are reset: what was asked for won't come any more.
         patches.before(_BaseDataLoaderIter, "_reset", lambda it, *_, **__: _asked(it).clear())
@@ -163,6 +170,7 @@ def _describe(loader: DataLoader[object], number: int, pass_number: int) -> Pass
         samples=_length(data),
         batches=0 if isinstance(data, IterableDataset) else _length(loader),
         seed=sampler.seed,
+        has_epoch=getattr(sampler, _TOLD, False),
         persists=loader.persistent_workers and loader.num_workers > 0,
         settings=repr(
             {n: v for n, v in sorted(getattr(data, "__dict__", {}).items()) if isinstance(v, int)}

@@ -159,7 +159,8 @@ class Observer:
         elif self.is_first("evaluated", self.steps):
             models = self.roots.values() if self.trial.notes_state else ()
             weights = {id(p): p for root in models for p in root.parameters()}
-            self.record(Evaluated(self.buffers(), tuple(map(hash_tensor, weights.values()))))
+            own = {name: hash_tensor(buffer) for name, buffer in module.named_buffers()}
+            self.record(Evaluated(own, tuple(map(hash_tensor, weights.values()))))
 
     # Batches and random numbers
 

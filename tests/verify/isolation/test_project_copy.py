@@ -8,6 +8,7 @@ import pytest
 from paceline.verify.isolation import project_copy
 from paceline.verify.isolation.project_copy import ProjectCopy
 from tests.support.needs import GIT, need
+from tests.support.tiers import slow
 
 FILES = {"train.py": "print()", "src/model.py": "", "data/big.bin": "x" * 400, "ck/last.pt": "old"}
 
@@ -36,7 +37,7 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("has_git", [True, False])
+@pytest.mark.parametrize("has_git", [slow(True), False])
 def test_small_files_are_copied_and_large_ones_linked(top: Path, has_git: bool) -> None:
     if has_git:
         need(GIT)
@@ -49,6 +50,7 @@ def test_small_files_are_copied_and_large_ones_linked(top: Path, has_git: bool) 
         assert not path.parent.is_symlink()
 
 
+@pytest.mark.slow
 def test_what_git_lists_goes_first(top: Path) -> None:
     need(GIT)
     subprocess.run(["git", "init", "-q", top], check=True)

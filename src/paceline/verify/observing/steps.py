@@ -73,8 +73,9 @@ class StepWatch:
         # They are hashed where steps have several backward passes, the first step's included.
         if self._backwards or self._accumulates:
             trained = {id(p) for own in self._optimizers for p in _parameters(own)}
-            frozen = [p for p in self._weights() if p.grad is None and id(p) not in trained]
-            now = {id(p): hash_tensor(p) for p in frozen}
+            known = [p for p in self._weights() if trained or not p.requires_grad]
+            frozen = [p for p in known if p.grad is None and id(p) not in trained]
+            now = {id(p): hash_tensor(p.detach().clone()) for p in frozen}  # FSDP resizes its own
             moved = [n for n, sha in now.items() if self._frozen.get(n, sha) != sha]
             if moved:
                 names = tuple(self.observer.names.get(n, "") for n in moved)

@@ -60,7 +60,6 @@ class Limits:
 class Comparison:
     """A launch against the first one."""
 
-    workers: int
     differences: tuple[StepDifference, ...]
     same_bits: bool
 
@@ -124,7 +123,6 @@ def compare(first: Trace, other: Trace) -> Comparison:
     pairs = list(zip(first.steps, other.steps, strict=False))[: min(ends, default=None)]
     differences = tuple(_difference(n, one, two) for n, (one, two) in enumerate(pairs))
     return Comparison(
-        workers=other.workers,
         differences=differences,
         same_bits=bool(differences)
         and all(d.gradients == 0 and d.weights == 0 for d in differences),

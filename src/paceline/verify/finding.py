@@ -1,11 +1,12 @@
 """Input and output of the detectors: a `Case` to explain, and a `Finding` with its cause."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import final
 
+from paceline.options.figures import plural
 from paceline.verify.causes import Cause
 from paceline.verify.compare import Comparison, StepDifference
 from paceline.verify.trace import Pass, Trace
@@ -68,6 +69,11 @@ class Case:
     def workers(self) -> int:
         """How many there are in the launch that is to be explained."""
         return self.other.workers
+
+    @property
+    def first_workers(self) -> str:
+        """How many there are in the first launch, in words."""
+        return plural(self.first.workers, "worker")
 
     @property
     def traces(self) -> tuple[Trace, Trace]:
@@ -133,22 +139,19 @@ class Need(Enum):
     """A step with more than rounding between the two."""
     SAME_SAMPLES = auto()
     """That this step, or else every step, has the same samples."""
-    SAME_WEIGHTS = auto()
-    """That the weights are nearly the same in all steps."""
 
 
-def meets(case: Case, need: Need) -> bool:
-    """Tell whether a case has what a detector needs."""
-    same = case.beyond.same_samples if case.beyond else case.comparison.samples_differ_from is None
-    return {
-        Need.RANKS: case.workers > 1,
-        Need.SAME_RANKS: case.workers == case.first.workers,
-        Need.STEPS: bool(case.first.steps and case.other.steps),
-        Need.PLAIN: not case.other.in_session,
-        Need.BEYOND: case.beyond is not None,
-        Need.SAME_SAMPLES: same,
-        Need.SAME_WEIGHTS: case.weights_agree,
-    }[need]
+_MEETS: Mapping[Need, Callable[[Case], bool]] = {
+    Need.RANKS: lambda case: case.workers > 1,
+    Need.SAME_RANKS: lambda case: case.workers == case.first.workers,
+    Need.STEPS: lambda case: bool(case.first.steps and case.other.steps),
+    Need.PLAIN: lambda case: not case.other.in_session,
+    Need.BEYOND: lambda case: case.beyond is not None,
+    Need.SAME_SAMPLES: lambda case: (
+        case.beyond.same_samples if case.beyond else case.comparison.samples_differ_from is None
+    ),
+}
+"""By need, whether a case meets it."""
 
 
 @final
@@ -161,4 +164,4 @@ class Detector:
 
     def __call__(self, case: Case) -> list[Finding]:
         """Give what it finds; nothing where the case lacks what it needs."""
-        return list(self.find(case)) if all(meets(case, need) for need in self.needs) else []
+        return list(self.find(case)) if all(_MEETS[need](case) for need in self.needs) else []

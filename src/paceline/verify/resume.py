@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -14,10 +14,10 @@ from paceline.verify.compare import Comparison, Limits, compare
 from paceline.verify.detectors import steps
 from paceline.verify.detectors.figures import evaluations, paired_figures
 from paceline.verify.detectors.ranks import taken
-from paceline.verify.events import Drew, Evaluated, Event, FileRead, Loaded, Scaled, Stepped, Wrote
+from paceline.verify.events import Drew, Evaluated, FileRead, Loaded, Scaled, Stepped, Wrote
 from paceline.verify.finding import Case, Detector, Finding, Need
 from paceline.verify.tensor_sketch import relative_distance
-from paceline.verify.trace import Kind, Step, Trace
+from paceline.verify.trace import Kind, Step, Trace, counted
 from paceline.verify.verdict import EFFECTS, Verdict, failed, with_lines
 
 _SHOWN = 3
@@ -407,7 +407,7 @@ def _figures(case: Case) -> Iterator[Finding]:
     """Find figures that differ though the weights are the same."""
     # What is printed before the first step that both take may stand apart.
     last = len(case.comparison.differences)
-    both = (_counted(case.first.ranks[0], 0), _counted(case.other.ranks[0], case.begins_at))
+    both = (counted(case.first.ranks[0]), counted(case.other.ranks[0], case.begins_at))
     cut = [tuple(e for n, e in own if case.begins_at < n <= last) for own in both]
     traces = [replace(t, ranks=(c,)) for t, c in zip(case.traces, cut, strict=True)]
     own = replace(case, first=traces[0], other=traces[1])
@@ -444,23 +444,12 @@ RESTORED = (
 """What a checkpoint has to hold."""
 
 
-def _counted(events: Iterable[Event], step: int) -> Iterator[tuple[int, Event]]:
-    """Yield events with the steps taken before.
-
-    Args:
-        step: The first one's.
-    """
-    for event in events:
-        step += isinstance(event, Stepped)
-        yield step, event
-
-
 def _by_step(case: Case, kind: type[Kind], rank: int = 0) -> list[dict[int, list[Kind]]]:
     """Sort both launches' events of a kind by the steps taken before them."""
     found = []
     for trace, start in ((case.first, 0), (case.other, case.begins_at)):
         own = defaultdict[int, list[Kind]](list)
-        for step, event in _counted(trace.ranks[rank], start):
+        for step, event in counted(trace.ranks[rank], start):
             if isinstance(event, kind):
                 own[step].append(event)
         found.append(dict(own))

@@ -1,6 +1,7 @@
 """What `paceline verify --resume` has found, as a report."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 from paceline.options.figures import listed, plural
 from paceline.verify.resume import ResumeResult
@@ -24,8 +25,8 @@ def resume_report(found: ResumeResult) -> Report:
         Part(name="undisturbed", trace=launches.whole),
         Part(name="killed", trace=launches.killed, comparison=found.before),
     ]
-    cases = [*found.cases, None, None]
-    for name, trace, case in zip(("resumed", "resumed again"), launches.resumed, cases):  # noqa: B905
+    resumed = zip_longest(launches.resumed, found.cases)
+    for name, (trace, case) in zip(("resumed", "resumed again"), resumed, strict=False):
         other = "" if trace.workers == launches.whole.workers else f" on {trace.workers}"
         parts.append(
             Part(

@@ -420,6 +420,17 @@ def in_order(
             yield event
 
 
+def counted(events: Iterable[Event], steps: int = 0) -> Iterator[tuple[int, Event]]:
+    """Yield a rank's events with the steps taken by then.
+
+    Args:
+        steps: Those before the first event.
+    """
+    for event in events:
+        steps += isinstance(event, Stepped)
+        yield steps, event
+
+
 def cut_up_before(first: Trace, other: Trace) -> frozenset[int]:
     """Find the loaders whose data sets a script has divided among its ranks by itself.
 

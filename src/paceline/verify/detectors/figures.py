@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.options.figures import plural
 from paceline.verify import causes
 from paceline.verify.events import Drawn, Figured, PassEnded, Printed, Reduced
 from paceline.verify.finding import Case, Finding
@@ -92,7 +91,7 @@ def figures(case: Case) -> Iterator[Finding]:
 
 def _explain(case: Case, figure: Figure) -> Finding | None:
     """Find why a figure differs; None where it may, since weights do."""
-    text = f"{figure.line!r} says {figure.theirs:g}, on {_count(case)} {figure.mine:g}"
+    text = f"{figure.line!r} says {figure.theirs:g}, on {case.first_workers} {figure.mine:g}"
     factor = next((f for f in (1 / case.ratio, case.ratio) if figure.is_off_by(f)), None)
     cause, why = causes.FIGURE_DIFFERS, ""
     sizes = _unequal_shares(case)
@@ -143,10 +142,6 @@ def _unequal_shares(case: Case) -> list[int]:
             is_once = max(found.counts.values()) == 1
             return [len(share) for share in found.samples] if is_once else []
     return []
-
-
-def _count(case: Case) -> str:
-    return plural(case.first.workers, "worker")
 
 
 def paired_figures(case: Case) -> Iterator[Figure]:

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from paceline.options.figures import plural
 from paceline.verify import causes
 from paceline.verify.causes import Cause
-from paceline.verify.events import Drew, Evaluated, Event, Met, ModelBuilt, Scaled, Stepped
+from paceline.verify.events import Drew, Evaluated, Event, Met, ModelBuilt, Scaled
 from paceline.verify.finding import Case, Finding
+from paceline.verify.trace import counted
 
 _LINE = re.compile(r" at (\S+:\d+)")
 _DRAWING = (
@@ -98,7 +98,7 @@ def start(case: Case) -> Iterator[Finding]:
         rank, name = apart
         what = f"rank {rank} begins with another {name} than rank 0"
         yield case.found(causes.START_APART, what, step=0, rank=rank, tensor=name)
-    workers = plural(case.first.workers, "worker")
+    workers = case.first_workers
     for name, a, b in zip(theirs[0].names, mine[0].before, theirs[0].before, strict=False):
         if a.sha256 != b.sha256:
             what = f"the training begins with another {name} than on {workers}"
@@ -177,9 +177,8 @@ def waits_apart(case: Case) -> Iterator[Finding]:
 
 def _by_step(events: Sequence[Event]) -> dict[int, Evaluated]:
     """Sort a rank's evaluations by the steps taken before."""
-    found, steps = dict[int, Evaluated](), 0
-    for event in events:
-        steps += isinstance(event, Stepped)
+    found = dict[int, Evaluated]()
+    for steps, event in counted(events):
         if isinstance(event, Evaluated):
             found.setdefault(steps, event)
     return found

@@ -131,8 +131,7 @@ def shares_overlap(case: Case) -> Iterator[Finding]:
             yield case.found(causes.SHARES_OVERLAP, what, step=0 if differ == "seeds" else None)
         else:
             what = f"{number}: each rank shares out another part of the data set"
-            places = case.other.places
-            at = (*places.get("split", ()), *places.get("subset", ()))[:1]
+            at = (*places("split", case.other), *places("subset", case.other))[:1]
             yield case.found(causes.SHARES_OVERLAP, what, step=0, at="".join(at))
         return
 
@@ -195,7 +194,7 @@ def batch(case: Case) -> Iterator[Finding]:
     common = known[0].keys() & known[1].keys()
     rates = [max(rates[turns] for turns in common) for rates in known] if common else [0.0, 0.0]
     grows = f"a step has {samples[1]} samples instead of {samples[0]}"
-    shown = f"{rates[0]:g} on {plural(case.first.workers, 'worker')}, here {rates[1]:g}"
+    shown = f"{rates[0]:g} on {case.first_workers}, here {rates[1]:g}"
     if rates[1] < _FOLLOWS * rates[0] or not common:
         what = f"{grows}, and the learning rate stays as it is ({shown})"
         yield case.found(causes.RATE_STAYS, what, step=0)
@@ -216,9 +215,9 @@ def batch_skipped(case: Case) -> Iterator[Finding]:
     """Find ranks that each leave batches out by themselves."""
     for number, step in enumerate(case.other.steps):
         counts = [len(skipped) for skipped in step.skipped]
-        # Else a step may be of several batches that a script packs together.
-        goes_on = any(places("continue", case.other))
-        if len(set(counts)) > 1 and goes_on:
+        if len(set(counts)) > 1:
+            if not places("continue", case.other):
+                return  # steps may be of several batches that a script packs together
             rank = counts.index(max(counts))
             what = (
                 f"rank {rank} takes a batch before step {number + 1} and doesn't train on it, "
@@ -238,7 +237,7 @@ def decided_by_one(case: Case) -> Iterator[Finding]:
             yield case.found(
                 causes.DECIDED_BY_ONE,
                 f"step {number + 1} {does} a batch, other than on "
-                f"{plural(case.first.workers, 'worker')}: a rank decides by its own share",
+                f"{case.first_workers}: a rank decides by its own share",
                 step=number,
             )
         if any(left_out):
@@ -250,7 +249,7 @@ def not_finite(case: Case) -> Iterator[Finding]:
     mine, theirs = (trace.breaks_at for trace in case.traces)
     if theirs is None:
         if mine is not None:
-            what = f"on {plural(case.first.workers, 'worker')} {_infinite(case.first, mine)}"
+            what = f"on {case.first_workers} {_infinite(case.first, mine)}"
             found = case.found(causes.NOT_FINITE, f"{what}; here everything is", step=mine)
             yield replace(found, differs=True)
         return
@@ -275,7 +274,7 @@ def other_samples(case: Case) -> Iterator[Finding]:
     if step is None:
         return
     counts = [sum(trace.steps[step].shares) for trace in case.traces]
-    workers = plural(case.first.workers, "worker")
+    workers = case.first_workers
     drawn = any(event.by.startswith("data") for event in case.other.by_rank_0(Drew))
     by_values = not all(map(str.isdecimal, case.other.steps[step].all_samples))
     if counts[0] == counts[1] and drawn and by_values:

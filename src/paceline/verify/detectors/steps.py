@@ -153,7 +153,7 @@ def no_mean_over_samples(case: Case) -> Iterator[Finding]:
         cause,
         f"the ranks' losses of step {beyond.step + 1} ({shown}) count "
         f"{'by their samples' if in_session else 'alike'} and make {mean:.6g}, but the loss of the "
-        f"same samples on {plural(case.first.workers, 'worker')} is {whole:.6g}: {why}",
+        f"same samples on {case.first_workers} is {whole:.6g}: {why}",
     )
 
 
@@ -183,7 +183,7 @@ def moved_per_micro_batch(case: Case) -> Iterator[Finding]:
         yield case.found(
             causes.MOVED_PER_MICRO_BATCH,
             f"{moved[0].names[0]}, which no optimizer holds, moves with each backward pass, of "
-            f"which a step has {passes[1]}, on {plural(case.first.workers, 'worker')} {passes[0]}",
+            f"which a step has {passes[1]}, on {case.first_workers} {passes[0]}",
             step=0,
             tensor=moved[0].names[0],
             at=moved[0].at,
@@ -247,7 +247,7 @@ def other_values(case: Case) -> Iterator[Finding]:
         yield case.found(
             causes.OTHER_VALUES,
             f"from step {step + 1} on the same samples have other values than on "
-            f"{plural(case.first.workers, 'worker')}, where they have the same in every epoch",
+            f"{case.first_workers}, where they have the same in every epoch",
             step=step,
         )
 
@@ -261,7 +261,7 @@ def chance(case: Case) -> Iterator[Finding]:
         yield case.found(
             causes.CHANCE if drawn else causes.DATA_DRAWS,
             f"from step {step + 1} on the same samples look otherwise than on "
-            f"{plural(case.first.workers, 'worker')}: {why}",
+            f"{case.first_workers}: {why}",
             step=step,
         )
     elif _draws_in_steps(case.other):

@@ -42,9 +42,9 @@ from paceline.verify.source_lines import caller
 from paceline.verify.trial import output_path
 
 _MAX_REDUCED = 16
+"""Elements of a tensor whose values are noted."""
 _MAX_LOGGED = 4
 """Elements of a tensor that is taken for figures to be printed rather than for gradients."""
-"""Elements of a tensor whose values are noted."""
 _Original = Callable[..., object]
 
 
